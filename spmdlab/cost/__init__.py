@@ -1,0 +1,1 @@
+"""Prices the instructions of a program on a chip, without jax."""

@@ -77,7 +77,7 @@ class Compute:
         self, instruction: Instruction, flops: Flops, moved: Traffic, matmul_s: float
     ) -> float:
         chip = self._chip
-        vector = flops.vector + TRANSCENDENTAL_FLOPS * flops.transcendental
+        vector = flops.vector - flops.shared + TRANSCENDENTAL_FLOPS * flops.transcendental
         memory_s = self._memory_s(moved)
         if chip.ici_links < 2:  # not a TPU: no VMEM, no cycles; vector work at the f32 rate
             return max(matmul_s, memory_s, vector / chip.f32_flops_per_s)

@@ -38,6 +38,8 @@ _FREE = frozenset(
     "conditional".split()
 )
 _CALLS = frozenset({"fusion", "call"})
+_DIM_LABELS = re.compile(r"([0-9a-z]+)_([0-9a-z]+)->([0-9a-z]+)")
+_MAX_WINDOW = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Flops:
     """Everything else that XLA counts as FLOPs."""
     transcendental: float = 0.0
     """Elements through exp, log, tanh and their kin: not FLOPs in XLA's count."""
+    shared: float = 0.0
+    """The part of ``vector`` that XLA counts anew for each of overlapping windows, though their
+    sums are shared: it is in XLA's total and takes no time (TPU softmaxes become such windows)."""
 
     @property
     def total(self) -> float:
@@ -61,10 +66,16 @@ class Flops:
             self.matmul + other.matmul,
             self.vector + other.vector,
             self.transcendental + other.transcendental,
+            self.shared + other.shared,
         )
 
     def __mul__(self, times: float) -> "Flops":
-        return Flops(self.matmul * times, self.vector * times, self.transcendental * times)
+        return Flops(
+            self.matmul * times,
+            self.vector * times,
+            self.transcendental * times,
+            self.shared * times,
+        )
 
 
 class FlopCounter:
@@ -127,7 +138,10 @@ class FlopCounter:
             return body * shapes[-1].arrays[0].num_elements
         window = math.prod(_pairs(instruction, "size"))
         if opcode == "reduce-window":
-            return body * ((window - 1) * out)
+            counted = body * ((window - 1) * out)
+            # Once forwards and once backwards over the elements gives every window.
+            needed = 2 * body.vector * max(out, shapes[0].num_elements)
+            return counted + Flops(shared=max(0.0, counted.vector - needed))
         source = shapes[1].num_elements if len(shapes) > 1 else 0  # select-and-scatter
         return body * source + Flops(vector=source * (window - 1))
 
@@ -149,10 +163,14 @@ def dot_flops(instruction: Instruction, shapes: Sequence[Shape]) -> float:
 
 def convolution_flops(instruction: Instruction, shapes: Sequence[Shape]) -> float:
     """Two per multiply-add at window positions that fall on input, not on padding or holes."""
-    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
+    labels = _DIM_LABELS.fullmatch(instruction.attributes.get("dim_labels", ""))
     if not labels or len(shapes) < 2:
         raise HloError(f"line {instruction.line_number}: convolution without dim_labels")
     left, right, out = labels.groups()
+    if not all(len(set(side)) == len(side) for side in (left, right, out)):
+        raise HloError(f"line {instruction.line_number}: dim_labels name a dim twice")
+    if not {"b", "f"} <= set(left) or not {"i", "o"} <= set(right):
+        raise HloError(f"line {instruction.line_number}: dim_labels lack b, f, i or o")
     lhs, rhs, result = shapes[0].dims, shapes[1].dims, instruction.shape.dims
     if (len(left), len(right), len(out)) != (len(lhs), len(rhs), len(result)):
         raise HloError(f"line {instruction.line_number}: dim_labels do not match the shapes")
@@ -187,20 +205,21 @@ def _valid_positions(
     """
     total = 0
     limit = (size - 1) * base  # the last input element, in dilated coordinates
-    for k in range(min(kernel, 1 << 20)):
+    if kernel > _MAX_WINDOW:
+        raise HloError(f"a convolution window of {kernel} positions is over {_MAX_WINDOW}")
+    # Of the outputs o, those with o * stride + offset divisible by base lie `period` apart.
+    shared = math.gcd(stride, base)
+    period = base // shared
+    inverse = pow(stride // shared, -1, period) if period > 1 else 0
+    for k in range(kernel):
         offset = k * window - low
-        if base == 1 or stride % base == 0:
-            if base > 1 and offset % base:
-                continue
-            first = max(0, -(offset // stride))  # smallest o with o * stride + offset >= 0
-            last = min(out - 1, (limit - offset) // stride)
-            total += max(0, last - first + 1)
-        else:
-            total += sum(
-                1
-                for o in range(out)
-                if 0 <= o * stride + offset <= limit and (o * stride + offset) % base == 0
-            )
+        if offset % shared:
+            continue
+        residue = -offset // shared * inverse % period
+        first = max(0, -(offset // stride))  # smallest o with o * stride + offset >= 0
+        last = min(out - 1, (limit - offset) // stride)
+        first += (residue - first) % period
+        total += max(0, (last - first) // period + 1)
     return total
 
 

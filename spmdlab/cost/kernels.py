@@ -6,6 +6,7 @@ other kernel is unknown: it gets the time of its memory traffic and is listed as
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
@@ -72,7 +73,7 @@ def kernel_cost(instruction: Instruction, operands: Sequence[Shape]) -> KernelCo
     if len(wide) < 2 or len(wide[0].dims) != len(wide[1].dims):
         return None
     queries, keys = wide[0].dims, wide[1].dims
-    products = next(n for pattern, n in _ATTENTION_PRODUCTS if pattern.search(name))
+    products = next((n for pattern, n in _ATTENTION_PRODUCTS if pattern.search(name)), 2)
     leading = 1
     for size in queries[:-2]:
         leading *= size
@@ -86,6 +87,7 @@ def kernel_cost(instruction: Instruction, operands: Sequence[Shape]) -> KernelCo
 
 def _number(value: object) -> float:
     try:
-        return max(0.0, float(value))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         return 0.0
+    return max(0.0, number) if math.isfinite(number) else 0.0

@@ -6,6 +6,7 @@ actions, which `spmdlab.timeline` replays.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from spmdlab.cost.compute import Compute, ComputeCost
@@ -17,6 +18,7 @@ from spmdlab.hardware.chips import Chip
 from spmdlab.hardware.topology import Placement
 from spmdlab.hlo.collectives import COLLECTIVES, DMA_STARTS, Collectives, Role
 from spmdlab.hlo.loops import Loops
+from spmdlab.hlo.megascale import awaited
 from spmdlab.hlo.owners import Owners, parameter_name
 from spmdlab.hlo.program import Computation, Instruction, Program
 from spmdlab.hlo.shapes import HOST
@@ -114,20 +116,32 @@ class Ledger:
         return totals
 
 
-def price(program: Program, chip: Chip, placement: Placement) -> Ledger:
+def price(
+    program: Program, chip: Chip, placement: Placement, *, relays: Sequence[str] = ()
+) -> Ledger:
     """Prices a program on a chip, its mesh positions placed on the topology.
+
+    Args:
+        program: Optimised HLO.
+        chip: What each position is.
+        placement: Where each position sits.
+        relays: Files that are never named as a source, see `Program.source`.
 
     Raises:
         HloError: A replica group names devices that the placement lacks.
     """
-    return _Pricer(program, chip, placement).run()
+    return _Pricer(program, chip, placement, relays).run()
 
 
 class _Pricer:
-    def __init__(self, program: Program, chip: Chip, placement: Placement) -> None:
+    def __init__(
+        self, program: Program, chip: Chip, placement: Placement, relays: Sequence[str]
+    ) -> None:
+        self.relays = relays
         self.program = program
         self.compute = Compute(program, chip)
-        self.network = Network(placement, chip)
+        devices = max(program.num_partitions, program.num_replicas)
+        self.network = Network(placement, chip, devices)
         self.collectives = Collectives(program)
         self.loops = Loops(program)
         self.owners = Owners(program)
@@ -156,7 +170,8 @@ class _Pricer:
             if role.collective is not None:
                 actions.append(self._collective(scope, instruction, role, count, counted))
                 if role.part == "start":
-                    started[instruction.name] = actions[-1].row
+                    name = role.collective.rendezvous or instruction.name
+                    started[name] = actions[-1].row
             elif opcode in DMA_STARTS:
                 actions.append(self._dma(scope, instruction, count, counted))
                 started[instruction.name] = actions[-1].row
@@ -183,9 +198,12 @@ class _Pricer:
         collective = role.collective
         assert collective is not None
         wired = self.network.price(collective)
-        if not wired.mesh_axes.whole and wired.mesh_axes.axes:
+        partial = not wired.mesh_axes.whole and wired.mesh_axes.axes
+        if partial and collective.kind != "collective-permute":
             axes = "+".join(wired.mesh_axes.axes)
             self._note(f"{instruction.name}: groups hold part of the devices along {axes}")
+        if collective.kind in ("send", "recv") and not collective.groups:
+            self._note(f"{instruction.name}: the text names no source and target, not priced")
         moved = traffic(self.program, scope, instruction)
         if role.part == "start":
             moved = Traffic(hbm=collective.operand_bytes + collective.result_bytes)
@@ -227,7 +245,7 @@ class _Pricer:
     ) -> Action:
         trips = self.loops.trip_count(scope, instruction)
         if trips is None:
-            where = self.program.source(instruction)
+            where = self.program.source(instruction, self.relays)
             self._note(
                 f"loop {instruction.name}: trip count unknown (its end depends on data), counted "
                 f"once{f', {where}' if where else ''}"
@@ -257,6 +275,8 @@ class _Pricer:
         self, scope: Computation, done: Instruction, started: dict[str, int]
     ) -> int | None:
         """The row of the start that ``done`` waits for: its nearest ancestor that started."""
+        if sent := awaited(scope, done):
+            return started.get(sent.rendezvous)
         frontier, seen = list(done.operands), set()
         while frontier:
             name = frontier.pop(0)
@@ -296,7 +316,7 @@ class _Pricer:
                 hbm_bytes=cost.traffic.hbm,
                 seconds=cost.seconds,
                 op_name=named.op_name,
-                source=self.program.source(named),
+                source=self.program.source(named, self.relays),
                 parameter=parameter_name(self.owners.of(scope, instruction)),
                 phase=self.phases.of(named),
                 wire=wire,

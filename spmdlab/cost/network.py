@@ -6,11 +6,14 @@ spans several dims uses the links of all of them at once.  The part of a group t
 other slices is reached over DCN, after the part inside the slice.
 
 Sources: https://jax-ml.github.io/scaling-book/sharding for the ring formulas (with the
-(n-1)/n that it drops for large rings); all-to-all from the bisection of each dim.
+(n-1)/n that it drops for large rings); all-to-all from the bisection of each dim; a permute from
+the messages on its busiest link.
 """
 
 import dataclasses
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from spmdlab.hardware.chips import Chip
@@ -49,13 +52,37 @@ class _Span:
     """Whether the members fill a box; an irregular group is priced on one link."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Route:
+    """How a permute's messages run through the torus."""
+
+    load: float
+    """Messages on the busiest link, in one direction."""
+    hops: int
+    """Links on the longest way."""
+    resources: tuple[str, ...]
+
+
 class Network:
     """The wires between the positions of one mesh."""
 
-    def __init__(self, placement: Placement, chip: Chip) -> None:
-        self._placement = placement
+    def __init__(self, placement: Placement, chip: Chip, num_devices: int | None = None) -> None:
+        """Takes the placement of the whole mesh.
+
+        Args:
+            placement: Where each position of the mesh sits.
+            chip: What each position is.
+            num_devices: Positions that the program's groups count; of a program for several
+                slices, those of one slice.  By default all.
+        """
+        self._between = placement
+        slices = placement.topology.num_slices
+        total = placement.topology.num_devices
+        one = slices > 1 and num_devices is not None and num_devices * slices == total
+        self._placement = placement.one_slice() if one else placement
         self._chip = chip
         self._spans: dict[Groups, _Span] = {}
+        self._routes: dict[Groups, _Route] = {}
 
     def price(self, collective: Collective) -> WireTime:
         """Time and bytes of one execution.
@@ -63,6 +90,8 @@ class Network:
         Raises:
             HloError: The groups name devices that the mesh lacks.
         """
+        if collective.rendezvous:
+            return self._between_slices(collective)
         groups = collective.groups
         axes = mesh_axes(groups, self._placement.axes)
         if collective.kind in ("collective-permute", "send", "recv"):
@@ -92,6 +121,18 @@ class Network:
             link="dcn" if span.slices > 1 else "ici",
             resources=self._resources(span),
         )
+
+    def _between_slices(self, collective: Collective) -> WireTime:
+        """A collective over DCN: each device exchanges its part with its peers."""
+        slices = self._between.topology.num_slices
+        axes = MeshAxes(self._between.axes_between_slices(), True)
+        payload = float(collective.payload_bytes)
+        wire = payload
+        if collective.kind != "collective-permute":
+            wire *= _PASSES.get(collective.kind, 1.0) * (slices - 1) / slices
+        chip = self._chip
+        seconds = wire / (chip.dcn_bytes_per_s * chip.dcn_efficiency) + chip.dcn_latency_s
+        return WireTime(seconds, wire, axes, "dcn", ("dcn",))
 
     def _ring_s(self, span: _Span, payload: float) -> float:
         """All-gather (or reduce-scatter) of ``payload`` bytes inside each slice."""
@@ -126,24 +167,47 @@ class Network:
         return slowest / link + hops * self._chip.ici_hop_latency_s
 
     def _permute(self, collective: Collective, axes: MeshAxes) -> WireTime:
-        pairs = [pair for pair in collective.groups if pair[0] != pair[-1]]
-        if not pairs or not axes.axes:
+        pairs = tuple(pair for pair in collective.groups if pair[0] != pair[1])
+        if not pairs:
             return WireTime(0.0, 0.0, axes, "none", ())
         place, chip = self._placement, self._chip
         payload = float(collective.operand_bytes)
         if any(place.slice_index[a] != place.slice_index[b] for a, b in pairs):
+            if collective.kind == "recv":  # the other end of a send, and priced there
+                return WireTime(0.0, 0.0, axes, "dcn", ())
             seconds = payload / (chip.dcn_bytes_per_s * chip.dcn_efficiency) + chip.dcn_latency_s
             return WireTime(seconds, payload, axes, "dcn", ("dcn",))
-        hops, resources = 1, set()
-        for source, target in pairs:
-            distance = self._offsets(source, target)
-            hops = max(hops, max((abs(d) for d in distance), default=1))
-            resources |= {f"ici{dim}{'+' if d > 0 else '-'}" for dim, d in enumerate(distance) if d}
-        # A shift by k loads every link with k payloads.
+        if collective.kind == "recv":
+            return WireTime(0.0, 0.0, axes, "ici", ())
+        if pairs not in self._routes:
+            self._routes[pairs] = self._route(pairs)
+        route = self._routes[pairs]
         link = chip.ici_link_bytes_per_s * chip.ici_efficiency
-        seconds = payload * hops / link + hops * chip.ici_hop_latency_s
-        names = tuple(sorted(resources)) or ("ici",)
-        return WireTime(seconds, payload, axes, "ici", names)
+        seconds = payload * route.load / link + route.hops * chip.ici_hop_latency_s
+        return WireTime(seconds, payload, axes, "ici", route.resources)
+
+    def _route(self, pairs: Groups) -> "_Route":
+        """Sends every pair dim by dim, the short way round, and counts what each link carries."""
+        place = self._placement
+        if place.topology.kind != "tpu":
+            return _Route(1, 1, ("ici",))
+        load: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+        hops = 1
+        resources: set[str] = set()
+        for source, target in pairs:
+            at = list(place.coords[source])
+            offsets = self._offsets(source, target)
+            hops = max(hops, sum(map(abs, offsets)))
+            for dim, offset in enumerate(offsets):
+                way = 1 if offset > 0 else -1
+                for _ in range(abs(offset)):
+                    load[tuple(at), dim, way] += 1
+                    at[dim] = (at[dim] + way) % place.topology.shape[dim]
+                if offset:
+                    resources.add(f"ici{dim}{'+' if offset > 0 else '-'}")
+        # Devices of one chip have half a link each and share both halves.
+        busiest = max(load.values(), default=1) / place.topology.devices_per_chip
+        return _Route(max(1.0, busiest), hops, tuple(sorted(resources)) or ("ici",))
 
     def _offsets(self, source: int, target: int) -> list[int]:
         """Signed hops along each torus dim, the short way round."""
@@ -153,7 +217,7 @@ class Network:
             delta = self._placement.coords[target][dim] - self._placement.coords[source][dim]
             if topology.wrap[dim] and abs(delta) > size // 2:
                 delta -= size if delta > 0 else -size
-            offsets.append(delta if topology.kind == "tpu" else (1 if delta else 0))
+            offsets.append(delta)
         return offsets
 
     def _span(self, groups: Groups) -> _Span:
@@ -174,7 +238,7 @@ class Network:
             places = sorted({place.coords[p][dim] for p in home})
             if len(places) < 2:
                 continue
-            gaps = {b - a for a, b in zip(places, places[1:], strict=False)}
+            gaps = {b - a for a, b in itertools.pairwise(places)}
             stride = min(gaps)
             regular = regular and len(gaps) == 1
             ring = topology.wrap[dim] and len(places) * stride == size
@@ -192,7 +256,6 @@ class Network:
         if not names and span.devices > 1:
             names = ["ici"]
         return (*names, "dcn") if span.slices > 1 else tuple(names)
-
 
 
 def axis_key(axes: MeshAxes) -> str:

@@ -1,0 +1,1 @@
+"""Reads optimised HLO text, without jax: programs, loops, collectives, owners."""

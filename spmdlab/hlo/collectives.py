@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from typing import Literal
 
 from spmdlab.hlo.groups import Groups, replica_groups, source_target_pairs
+from spmdlab.hlo.megascale import awaited, transfer
 from spmdlab.hlo.program import Computation, Instruction, Program
 
 COLLECTIVES = frozenset(
     "all-gather all-reduce reduce-scatter all-to-all ragged-all-to-all collective-permute "
     "collective-broadcast send recv".split()
 )
-DMA_STARTS = frozenset("copy-start slice-start dynamic-slice-start dynamic-update-slice-start".split())
+DMA_STARTS = frozenset(
+    "copy-start slice-start dynamic-slice-start dynamic-update-slice-start".split()
+)
+_WRAPPERS = frozenset(
+    f"{kind}-{part}" for kind in ("async", "call") for part in ("start", "update", "done")
+)
 _SLICES = frozenset({"dynamic-slice", "slice"})
 
 Part = Literal["sync", "start", "done", "none"]
@@ -40,6 +46,8 @@ class Collective:
     """Replica groups, or the (source, target) pairs of a permute."""
     algorithm: str
     """What the compiler chose, as it prints it; "" where it does not say."""
+    rendezvous: str = ""
+    """Of a collective between slices: the name that joins its two ends.  It has no groups."""
 
     @property
     def payload_bytes(self) -> int:
@@ -66,7 +74,7 @@ class Collectives:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._num_devices = max(program.num_partitions, program.num_replicas)
-        self._inner: dict[str, list[tuple[Computation, Instruction]]] = {}
+        self._inner: dict[str, dict[Instruction, Computation]] = {}
         # Channels whose collective runs through a TPU async collective fusion.
         self._async_channels = {
             inner.channel_id
@@ -79,6 +87,12 @@ class Collectives:
     def role(self, computation: Computation, instruction: Instruction) -> Role:
         """The role of ``instruction`` (an instruction of ``computation``)."""
         opcode = instruction.opcode
+        if opcode in ("send", "recv", "send-done", "recv-done"):
+            between = self._between_slices(computation, instruction)
+            if between is not None:
+                return between
+        if opcode in ("send", "recv"):
+            return self._transfer(computation, instruction)
         if opcode in COLLECTIVES:
             return Role("sync", self._describe(computation, instruction, instruction, None))
         base, _, suffix = opcode.rpartition("-")
@@ -86,11 +100,42 @@ class Collectives:
             if suffix == "done":
                 return Role("done")
             return Role("start", self._describe(computation, instruction, instruction, None))
-        if opcode in ("async-start", "call-start", "async-update", "call-update", "async-done", "call-done"):
+        if opcode in _WRAPPERS:
             return self._wrapper(computation, instruction, suffix)
         if opcode == "fusion":
             return self._fusion(computation, instruction)
         return _NOT
+
+    def _transfer(self, computation: Computation, instruction: Instruction) -> Role:
+        """A send or recv: it only starts one where something waits for its end."""
+        if instruction.attributes.get("is_host_transfer") == "true":
+            return _NOT
+        done = f"{instruction.opcode}-done"
+        users = computation.users.get(instruction.name, ())
+        part: Part = "start" if any(user.opcode == done for user in users) else "sync"
+        return Role(part, self._describe(computation, instruction, instruction, None))
+
+    def _between_slices(self, computation: Computation, instruction: Instruction) -> Role | None:
+        """The role in a collective over DCN; None if the instruction is in none."""
+        if awaited(computation, instruction):
+            return Role("done")
+        if instruction.opcode == "send-done":  # what matters is the other end's answer
+            sent = computation.by_name[instruction.operands[0]]
+            return Role("none") if transfer(sent) else None
+        found = transfer(instruction)
+        if found is None or instruction.opcode == "recv":
+            return Role("none") if found else None
+        shape = computation.by_name[instruction.operands[0]].shape
+        collective = Collective(
+            kind=found.kind,
+            dtype=shape.dtype,
+            operand_bytes=shape.num_bytes,
+            result_bytes=shape.num_bytes,
+            groups=(),
+            algorithm="megascale",
+            rendezvous=found.rendezvous,
+        )
+        return Role("start", collective)
 
     def _wrapper(self, computation: Computation, instruction: Instruction, suffix: str) -> Role:
         start: Instruction = instruction
@@ -142,25 +187,25 @@ class Collectives:
                 return inner.custom_call_target
         return ""
 
-    def _contains(self, computation: str) -> list[tuple[Computation, Instruction]]:
-        """The collectives inside a computation, those of the computations it calls included."""
+    def _contains(self, computation: str) -> dict[Instruction, Computation]:
+        """The collectives inside a computation and those it calls, with where they stand."""
         if computation in self._inner:
             return self._inner[computation]
         scope = self._program.computations[computation]
-        found: list[tuple[Computation, Instruction]] = []
+        found: dict[Instruction, Computation] = {}
         for instruction in scope.instructions:
             if instruction.opcode.removesuffix("-start") in COLLECTIVES:
-                found.append((scope, instruction))
+                found[instruction] = scope
             elif instruction.opcode in ("fusion", "call", "async-start", "call-start"):
                 for called in instruction.called:
-                    found += self._contains(called)
+                    found |= self._contains(called)
         self._inner[computation] = found
         return found
 
     def _inside(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
         if instruction.opcode.startswith(("fusion", "async-", "call-")):
             for called in instruction.called:
-                yield from self._contains(called)
+                yield from ((scope, found) for found, scope in self._contains(called).items())
 
     def _describe(
         self,
@@ -184,7 +229,7 @@ class Collectives:
             operand_bytes = result_bytes = shape.num_bytes
         groups = (
             source_target_pairs(inner.attributes)
-            if kind == "collective-permute"
+            if kind in ("collective-permute", "send", "recv")
             else replica_groups(inner.attributes, self._num_devices)
         )
         if kind == "all-reduce" and scope is not None and self._scatters(scope, inner):

@@ -17,12 +17,15 @@ from spmdlab.errors import HloError
 Groups = tuple[tuple[int, ...], ...]
 
 _IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
-_MESH = re.compile(r"^@?\w*\s*mesh\[([^\]]*)\]\s*,?\s*(?:device_ids=\((.*?)\)\s*)?\{([^{}]*)\}$")
+_MESH = re.compile(
+    r"^(?:@\w+\s*)?mesh\[([^\]]*)\]\s*(?:,\s*)?(?:device_ids=\((.*?)\)\s*)?\{([^{}]*)\}$"
+)
 _MESH_AXIS = re.compile(r"'([^']+)'\s*=\s*(\d{1,7})")
 _MESH_REF = re.compile(r"'([^']+)'(?::\((\d{1,7})\)(\d{1,7}))?")
 _DEVICE_IDS = re.compile(r"^\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?$")
+_SEND_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{[\d,{}\s]*\})')
 _LIST = re.compile(r"\{([\d,\s]*)\}")
-MAX_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 17
 
 
 def replica_groups(attributes: Mapping[str, str], num_devices: int) -> Groups:
@@ -72,8 +75,11 @@ def parse_groups(text: str, num_devices: int) -> Groups:
 
 
 def source_target_pairs(attributes: Mapping[str, str]) -> Groups:
-    """The (source, target) pairs of a permute."""
-    text = attributes.get("source_target_pairs", "{}")
+    """The (source, target) pairs of a permute, or of a send or recv; empty if not printed."""
+    text = attributes.get("source_target_pairs", "")
+    if not text:
+        found = _SEND_PAIRS.search(attributes.get("frontend_attributes", ""))
+        text = found[1] if found else "{}"
     pairs = tuple(_ints(part) for part in _LIST.findall(text[1:-1]))
     if any(len(pair) != 2 for pair in pairs):
         raise HloError(f"source_target_pairs {text[:80]!r}: not pairs")
@@ -147,7 +153,7 @@ def _mesh_groups(axes_text: str, device_ids: str | None, refs_text: str, text: s
     def selected(name: str, before: int, size: int) -> bool:
         return any(
             ref == name
-            and (not start or int(start) <= before and before * size <= int(start) * int(length))
+            and (not start or int(start) <= before <= int(start) * int(length) // size)
             for ref, start, length in refs
         )
 

@@ -9,7 +9,9 @@ broadcasts end both, and what they make is an activation: it has no owner.
 """
 
 import re
+from collections.abc import Sequence
 
+from spmdlab.hlo.megascale import sent_value, transfer
 from spmdlab.hlo.program import Computation, Instruction, Program
 
 Tree = frozenset | tuple  # owners of an array, or one tree for each part of a tuple
@@ -47,8 +49,8 @@ class Owners:
         }
         """Entry parameter number -> dotted path of the argument."""
         inputs: list[Tree] = [
-            frozenset({self.arguments[int(p.literal)]}) if int(p.literal) in self.arguments else _NONE
-            for p in entry.parameters
+            frozenset({self.arguments[number]}) if number in self.arguments else _NONE
+            for number in range(len(entry.parameters))
         ]
         self._run_forward(entry, inputs)
         self._run_backward(entry, self._outputs(entry))
@@ -59,7 +61,9 @@ class Owners:
         for operand in scope.operands(instruction):
             found |= _flat(self._forward.get((scope.name, operand.name), _NONE))
         if not found:
-            found = _flat(self._backward.get((scope.name, instruction.name), _NONE))
+            # What is sent away has no result here; it is known by what becomes of its operand.
+            made = instruction.operands[0] if transfer(instruction) else instruction.name
+            found = _flat(self._backward.get((scope.name, made), _NONE))
         return tuple(sorted(found))
 
     def _outputs(self, entry: Computation) -> Tree:
@@ -97,15 +101,17 @@ class Owners:
             body = self._body(instruction)
             return _union(operands[0], self._run_forward(body, [operands[0]])) if body else _NONE
         if opcode in _STARTS and operands:
-            return (operands[0], operands[0])
+            moved = _flat(operands[0])
+            return (moved, moved)
+        if sent := sent_value(scope, instruction):
+            return (self._forward.get((scope.name, sent.name), _NONE), _NONE)
         if opcode in _SAME and operands:
             if instruction.shape.is_tuple and len(operands) == len(instruction.shape.parts):
                 return tuple(operands)
             first = operands[0]
             return _flat(first) if isinstance(first, tuple) else first
-        if opcode == "custom-call" and operands:  # ConcatBitcast and its like glue slices
-            known = {owner for owner in operands if owner}
-            return operands[0] if len(known) == 1 and len(set(operands)) == 1 else _NONE
+        if _is_glue(instruction, scope.operands(instruction)):
+            return operands[0] if len(set(operands)) == 1 else _NONE
         return _NONE
 
     def _body(self, loop: Instruction) -> Computation | None:
@@ -153,9 +159,14 @@ class Owners:
                 self._mark(scope, operands[0], _flat(label))
         elif opcode in _STARTS and operands:
             self._mark(scope, operands[0], _flat(label))
+        elif sent := sent_value(scope, instruction):
+            self._mark(scope, sent, _flat(label))
         elif opcode == "dynamic-update-slice":
             for operand in operands[:2]:
                 self._mark(scope, operand, label)
+        elif opcode in ("concatenate", "custom-call") and _is_glue(instruction, operands):
+            for operand in operands:
+                self._mark(scope, operand, _flat(label))
         elif opcode in _ELEMENTWISE:
             for operand in operands:
                 if operand.shape.num_elements == instruction.shape.num_elements > 1:
@@ -165,13 +176,13 @@ class Owners:
 def argument_path(op_name: str) -> str:
     """A dotted path from the name JAX gives an argument.
 
-    >>> argument_path("state['params']['layers']['mlp'].value[0]")
-    'params.layers.mlp.0'
+    >>> argument_path("state['params']['attention']['value'].value[0]")
+    'params.attention.value.0'
     >>> argument_path("w[1]"), argument_path("x")
     ('w.1', 'x')
     """
-    head, *keys = re.findall(r"\w+", op_name) or [op_name]
-    keys = [key for key in keys if key not in ("value", "raw_value")]
+    # The attribute that holds a variable's array is no part of its path; a key may be.
+    head, *keys = re.findall(r"\w+", re.sub(r"\.(?:raw_)?value\b", "", op_name)) or [op_name]
     return ".".join(keys if head == "state" and keys else [head, *keys])
 
 
@@ -186,6 +197,14 @@ def parameter_name(owners: tuple[str, ...]) -> str | None:
     """
     parameters = [owner for owner in owners if owner.startswith("params.")]
     return ", ".join(parameters or owners) or None
+
+
+def _is_glue(instruction: Instruction, operands: Sequence[Instruction]) -> bool:
+    """Whether slices are put together again: a concatenation, or TPU's ConcatBitcast."""
+    if instruction.opcode not in ("concatenate", "custom-call") or not operands:
+        return False
+    parts = sum(operand.shape.num_elements for operand in operands)
+    return parts == instruction.shape.num_elements
 
 
 def _element(tree: Tree, index: tuple[int, ...]) -> Tree:

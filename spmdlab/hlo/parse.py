@@ -6,23 +6,26 @@ from collections.abc import Iterator, Mapping
 from spmdlab.errors import HloError
 from spmdlab.hlo.program import Computation, Frame, Instruction, Program
 from spmdlab.hlo.shapes import parse_shape
+from spmdlab.hlo.validate import validate
 
 _HEADER = re.compile(r"^HloModule\s+([^\s,]+)")
 _COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _START = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},"]')
+# A quote that is not closed takes all that follows, so that no text is scanned twice.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?$)|[()\[\]{},]')
 _KEY = re.compile(r"\s*([\w\-.]+)=")
 _OPERAND = re.compile(r"%([\w.\-]+)\s*$|(?:^|\s)([A-Za-z_][\w.\-]*)\s*$")
 _COMMENT = re.compile(r"/\*[^*]*\*/")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ENTRY_LINE = re.compile(r"^(\d+)\s+(.*)$")
-_FIELD = re.compile(r"(\w+)=(-?\d+)")
+_NUMBER = re.compile(r"[0-9]{1,6}")
+_FIELD = re.compile(r"(\w+)=(-?\d{1,9})\b")
 _ALIAS = re.compile(r"\{(\d{0,6})\}: \((\d{1,6}),")
 _OPEN, _CLOSE = "([{", ")]}"
 # Instructions whose parentheses hold a literal, not operands.
 _LITERAL = frozenset({"constant", "parameter", "iota", "partition-id", "replica-id", "infeed"})
-MAX_TEXT_BYTES = 512 * 2**20
+_MAX_LITERAL_LINES = 10_000
 
 
 def parse(text: str) -> Program:
@@ -72,15 +75,18 @@ class _Parser:
                 if computation.name in computations:
                     raise HloError(f"line {number}: computation {found[2]!r} is defined twice")
                 computations[computation.name] = computation
-                entry = computation if computation.is_entry else entry
+                if computation.is_entry:
+                    if entry is not None:
+                        raise HloError(f"line {number}: a second ENTRY computation, {found[2]!r}")
+                    entry = computation
             else:
                 raise HloError(f"line {number + 1}: not understood: {line.strip()[:80]!r}")
             number += 1
         if entry is None:
-            raise HloError("the HLO text has no ENTRY computation: it is cut short, or not a module")
-        _check_calls(computations)
+            raise HloError("the HLO text has no ENTRY computation: it is cut short, or no module")
+        _check_called(computations)
         header = self.lines[self.first]
-        return Program(
+        program = Program(
             name=self.name,
             computations=computations,
             entry=entry,
@@ -90,6 +96,8 @@ class _Parser:
             is_scheduled="is_scheduled=true" in header,
             aliases=_aliases(header),
         )
+        validate(program)
+        return program
 
     def _computation(self, name: str, is_entry: bool, number: int) -> tuple[Computation, int]:
         start = number
@@ -119,21 +127,15 @@ class _Parser:
         )
 
     def _instruction(self, number: int) -> tuple[Instruction, int]:
-        """Reads one instruction; literals may run over several lines."""
+        """Reads one instruction; literals and attributes may run over several lines."""
         line, first = self.lines[number], number
         head = _START.match(line)
         if not head:
             raise HloError(f"line {number + 1}: not an instruction: {line.strip()[:80]!r}")
-        while True:
-            split = _split(line, head.end())
-            if split:
-                break
-            number += 1
-            if number >= len(self.lines) or number - first > 10_000:
-                raise HloError(f"line {first + 1}: instruction {head[2]!r} is not closed")
-            if self.lines[number].startswith("}") or _START.match(self.lines[number]):
-                raise HloError(f"line {first + 1}: instruction {head[2]!r} is not closed")
-            line = f"{line} {self.lines[number].strip()}"
+        split = _split(line, head.end(), first)
+        while split is None:
+            line, number = self._continued(line, number)
+            split = _split(line, head.end(), first)
         shape_text, opcode, inner, tail = split
         try:
             shape = parse_shape(shape_text)
@@ -141,7 +143,7 @@ class _Parser:
             raise HloError(f"line {first + 1}: {error}") from None
         operands, literal = _operands(opcode, inner, first)
         attributes = _attributes(tail, first)
-        if opcode == "parameter" and not literal.isdecimal():
+        if opcode == "parameter" and not _NUMBER.fullmatch(literal):
             raise HloError(f"line {first + 1}: parameter number {literal[:20]!r} is not a number")
         instruction = Instruction(
             name=head[2],
@@ -155,12 +157,30 @@ class _Parser:
         )
         return instruction, number
 
+    def _continued(self, line: str, number: int) -> tuple[str, int]:
+        """``line`` with the lines after it up to where its brackets may be closed."""
+        first, parts, depth = number, [line], _depth(line)
+        while depth > 0:
+            number += 1
+            if number >= len(self.lines) or number - first > _MAX_LITERAL_LINES:
+                break
+            added = self.lines[number].strip()
+            if added == "}" or _START.match(added):
+                break
+            parts.append(added)
+            depth += _depth(added)
+        else:
+            if number > first:
+                return " ".join(parts), number
+        raise HloError(f"line {first + 1}: the instruction is not closed: {line.strip()[:60]!r}")
+
     def _frames(self) -> dict[int, Frame]:
         files, functions, locations, stacks = (self.tables[table] for table in _TABLES)
         frames: dict[int, Frame] = {}
         for key, row in stacks.items():
             fields = dict(_FIELD.findall(row))
-            location = dict(_FIELD.findall(locations.get(int(fields.get("file_location_id", 0)), "")))
+            place = int(fields.get("file_location_id", 0))
+            location = dict(_FIELD.findall(locations.get(place, "")))
             frames[key] = Frame(
                 file=files.get(int(location.get("file_name_id", 0)), "").strip('"'),
                 line=int(location.get("line", 0)),
@@ -181,12 +201,13 @@ def _header_int(header: str, key: str) -> int:
 
 
 def _aliases(header: str) -> dict[int, int]:
-    found = re.search(r"input_output_alias=\{(.*?\)) ?\}", header)
-    pairs = _ALIAS.findall(found[1]) if found else []
+    start = header.find("input_output_alias={")
+    end = _matching(header, header.find("{", start)) if start >= 0 else None
+    pairs = _ALIAS.findall(header, start, end) if end else []
     return {int(output or 0): int(parameter) for output, parameter in pairs}
 
 
-def _split(line: str, start: int) -> tuple[str, str, str, str] | None:
+def _split(line: str, start: int, number: int) -> tuple[str, str, str, str] | None:
     """Shape, opcode, text between the parentheses, attribute text; None if not closed."""
     if line.startswith("(", start):
         end = _matching(line, start)
@@ -199,11 +220,31 @@ def _split(line: str, start: int) -> tuple[str, str, str, str] | None:
             return None
     opcode = _OPCODE.match(line, end)
     if not opcode:
-        raise HloError(f"no opcode in {line.strip()[:80]!r}")
+        raise HloError(f"line {number + 1}: no opcode in {line.strip()[:80]!r}")
     close = _matching(line, opcode.end() - 1)
     if close is None:
         return None
-    return line[start:end], opcode[1], line[opcode.end() : close], line[close + 1 :]
+    tail = line[close + 1 :]
+    if not _is_closed(tail):
+        return None
+    return line[start:end], opcode[1], line[opcode.end() : close], tail
+
+
+def _is_closed(text: str) -> bool:
+    """Whether every bracket of ``text`` is closed: attributes may hold JSON over several lines."""
+    if text.count("{") == text.count("}") and text.count("(") == text.count(")"):
+        return True
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        first = text[token.start()]
+        depth += (first in _OPEN) - (first in _CLOSE)
+    return depth <= 0
+
+
+def _depth(line: str) -> int:
+    """Brackets opened less brackets closed; strings are skipped."""
+    firsts = [line[token.start()] for token in _TOKEN.finditer(line)]
+    return sum(first in _OPEN for first in firsts) - sum(first in _CLOSE for first in firsts)
 
 
 def _matching(line: str, start: int) -> int | None:
@@ -264,29 +305,12 @@ def _attributes(tail: str, line: int) -> Mapping[str, str]:
     return attributes
 
 
-def _check_calls(computations: Mapping[str, Computation]) -> None:
-    """Every computation called exists, and none calls itself, directly or not."""
-    state: dict[str, int] = {}
-
-    for start in computations:
-        stack: list[tuple[str, Iterator[str]]] = []
-
-        def enter(name: str, stack: list[tuple[str, Iterator[str]]] = stack) -> None:
-            state[name] = 1
-            called = (c for i in computations[name].instructions for c in i.called)
-            stack.append((name, called))
-
-        if start not in state:
-            enter(start)
-        while stack:
-            name, called = stack[-1]
-            inner = next(called, None)
-            if inner is None:
-                state[name] = 2
-                stack.pop()
-            elif inner not in computations:
-                raise HloError(f"computation {name!r} calls {inner!r}, which the text lacks")
-            elif state.get(inner) == 1:
-                raise HloError(f"computation {inner!r} calls itself")
-            elif inner not in state:
-                enter(inner)
+def _check_called(computations: Mapping[str, Computation]) -> None:
+    for computation in computations.values():
+        for instruction in computation.instructions:
+            for name in instruction.called:
+                if name not in computations:
+                    raise HloError(
+                        f"line {instruction.line_number}: {instruction.name!r} calls {name!r}, "
+                        "which the text lacks"
+                    )

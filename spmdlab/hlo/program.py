@@ -7,15 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spmdlab.errors import HloError
 from spmdlab.hlo.shapes import Shape
 
 _CALLED = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation",
            "false_computation", "called_computations")  # fmt: skip
 _NAME = re.compile(r"%?([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_FRAME = re.compile(r"stack_frame_id=(\d{1,9})\b")
 _FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
 _INT = re.compile(r"-?\d+")
+_MAX_DIGITS = 18
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,8 +76,15 @@ class Instruction:
         return value if isinstance(value, dict) else {}
 
     def integers(self, attribute: str) -> tuple[int, ...]:
-        """The integers of an attribute such as ``dimensions={0,1}``; empty if absent."""
-        return tuple(int(n) for n in _INT.findall(self.attributes.get(attribute, ""))[:4096])
+        """The integers of an attribute such as ``dimensions={0,1}``; empty if absent.
+
+        Raises:
+            HloError: One of them does not fit 64 bits.
+        """
+        found = _INT.findall(self.attributes.get(attribute, ""))
+        if any(len(number) > _MAX_DIGITS for number in found):
+            raise HloError(f"line {self.line_number}: {attribute} of {self.name!r} is out of range")
+        return tuple(map(int, found))
 
     @property
     def custom_call_target(self) -> str:
@@ -164,16 +173,25 @@ class Program:
             frame_id = self.frames[frame_id].parent
         return frames
 
-    def source(self, instruction: Instruction) -> str:
-        """``file:line`` of the innermost frame outside installed packages, "" if unknown.
+    def source(self, instruction: Instruction, relays: Sequence[str] = ()) -> str:
+        """``file:line`` of the innermost frame that is the user's own, "" if unknown.
 
-        A frame inside site-packages (Flax, Optax) is passed over as long as an outer one is
-        the user's own: the line that people can change is what they ask for.
+        Frames inside installed packages (Flax, Optax) and in files that only relay a call are
+        passed over as long as an outer one is there: people ask for the line they can change.
+
+        Args:
+            instruction: Any instruction of the program.
+            relays: Ends of paths of files whose frames are passed over.
         """
         frames = self.stack(instruction.stack_frame_id)
         if not frames:
             return instruction.inline_source
-        own = [f for f in frames if "-packages/" not in f.file and "/lib/python3" not in f.file]
+        skipped = ("-packages/", "/lib/python3")
+        own = [
+            f
+            for f in frames
+            if not any(part in f.file for part in skipped) and not f.file.endswith(tuple(relays))
+        ]
         frame = own[0] if own else frames[0]
         return f"{frame.file}:{frame.line}"
 

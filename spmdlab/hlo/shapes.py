@@ -36,10 +36,14 @@ DTYPE_BITS: dict[str, int] = {
 HBM, VMEM, HOST = 0, 1, 5
 
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
-_SPACE = re.compile(r"S\((\d+)\)")
+_SPACE = re.compile(r"S\((\d{1,4})\)")
+_SPACES = re.compile(r"\s*")
 _COMMENT = re.compile(r"/\*[^*]*\*/")
-_DIM = re.compile(r"\d{1,15}")
+_DIM = re.compile(r"[0-9]{1,15}")
 _MAX_DEPTH = 16
+_MAX_RANK = 64
+MAX_ELEMENTS = 2**60
+"""XLA itself counts elements in 63 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,46 +99,57 @@ def parse_shape(text: str) -> Shape:
     """Parses a shape as HLO text prints it.
 
     Raises:
-        HloError: The text is not a shape, or names an unknown element type.
+        HloError: The text is not a shape, names an unknown element type, or is larger than
+            any memory.
     """
-    shape, rest = _parse(_COMMENT.sub("", text).strip(), 0)
-    if rest.strip():
-        raise HloError(f"unexpected text after a shape: {text[:80]!r}")
+    text = _COMMENT.sub("", text).strip()
+    shape, end = _parse(text, 0, 0)
+    if text[end : end + 80].strip():
+        raise HloError(f"unexpected text after a shape: {text[end : end + 80]!r}")
     return shape
 
 
-def _parse(text: str, depth: int) -> tuple[Shape, str]:
+def _parse(text: str, start: int, depth: int) -> tuple[Shape, int]:
+    """The shape at ``start``, and where it ends."""
     if depth > _MAX_DEPTH:
         raise HloError(f"shape nested deeper than {_MAX_DEPTH} tuples")
-    if text.startswith("("):
-        parts: list[Shape] = []
-        rest = text[1:].lstrip()
-        while not rest.startswith(")"):
-            part, rest = _parse(rest, depth + 1)
-            parts.append(part)
-            rest = rest.lstrip()
-            if rest.startswith(","):
-                rest = rest[1:].lstrip()
-            elif not rest.startswith(")"):
-                raise HloError(f"tuple shape is not closed: {text[:80]!r}")
-        return Shape("tuple", parts=tuple(parts)), rest[1:]
-    found = _ARRAY.match(text)
+    if not text.startswith("(", start):
+        return _array(text, start)
+    parts: list[Shape] = []
+    position = _skip(text, start + 1)
+    while not text.startswith(")", position):
+        part, position = _parse(text, position, depth + 1)
+        parts.append(part)
+        position = _skip(text, position)
+        if text.startswith(",", position):
+            position = _skip(text, position + 1)
+        elif not text.startswith(")", position):
+            raise HloError(f"tuple shape is not closed: {text[start : start + 80]!r}")
+    return Shape("tuple", parts=tuple(parts)), position + 1
+
+
+def _skip(text: str, position: int) -> int:
+    found = _SPACES.match(text, position)
+    return found.end() if found else position
+
+
+def _array(text: str, start: int) -> tuple[Shape, int]:
+    shown = text[start : start + 80]
+    found = _ARRAY.match(text, start)
     if not found:
-        raise HloError(f"not a shape: {text[:80]!r}")
-    dtype, dims, layout = found.groups()
+        raise HloError(f"not a shape: {shown!r}")
+    dtype, dims, layout = found.groups(default="")
     if dtype not in DTYPE_BITS:
-        raise HloError(f"unknown element type {dtype!r} in shape {text[:80]!r}")
-    return _array(dtype, dims, layout or "", text), text[found.end() :]
-
-
-def _array(dtype: str, dims: str, layout: str, text: str) -> Shape:
+        raise HloError(f"unknown element type {dtype!r} in shape {shown!r}")
     sizes: list[int] = []
     for dim in filter(None, (d.strip() for d in dims.split(","))):
         size = dim.removeprefix("<=")  # a bounded dynamic dim: its bound is what is allocated
         if not _DIM.fullmatch(size):
-            raise HloError(f"dim {dim!r} of shape {text[:80]!r} is not a number")
+            raise HloError(f"dim {dim[:40]!r} of shape {shown!r} is not a number")
         sizes.append(int(size))
+    if len(sizes) > _MAX_RANK or math.prod(sizes) > MAX_ELEMENTS:
+        raise HloError(f"shape {shown!r} has over {MAX_ELEMENTS:.2g} elements or {_MAX_RANK} dims")
     space = _SPACE.search(layout)
-    order = layout[1:-1].split(":")[0] if layout else ""
+    order = layout[1:-1].split(":")[0]
     minor = tuple(int(d) for d in order.split(",") if _DIM.fullmatch(d.strip()))
-    return Shape(dtype, tuple(sizes), int(space[1]) if space else HBM, (), minor)
+    return Shape(dtype, tuple(sizes), int(space[1]) if space else HBM, (), minor), found.end()

@@ -1,0 +1,1 @@
+"""Replays a priced schedule."""

@@ -13,6 +13,8 @@ from spmdlab.cost.ledger import Action, Ledger, Row
 
 MAX_EVENTS = 50_000
 """Events kept for the picture of a timeline."""
+_ITERATIONS = 3
+"""Iterations of a loop that are run at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class _Replay:
         self.schedule = ledger.schedule
         self.exposed = [0.0] * len(ledger.rows)
         self.busy: dict[str, float] = {}
+        self.used: dict[int, frozenset[str]] = {}
         self.events: list[Event] = []
 
     def run(self) -> Timeline:
@@ -126,20 +129,33 @@ class _Replay:
                 self._work(action, clocks, times, show)
 
     def _loop(self, action: Action, clocks: _Clocks, times: float, show: bool) -> None:
-        """The first iteration meets what is under way outside; the second stands for the rest."""
-        if action.trips <= 0:
-            return
-        self._run(action.body, clocks, times, show)
-        if action.trips > 1:
+        """Runs iterations until two start alike; the last one run stands for the rest.
+
+        The first may meet what is under way outside, so the third at the latest is typical.
+        """
+        left, entered, run = action.trips, None, 0
+        used = self._used(action)
+        while left > 0:
+            busy = {name: max(0.0, clocks.links.get(name, 0.0) - clocks.compute) for name in used}
+            run += 1
+            stands_for = left if busy == entered or run == _ITERATIONS else 1.0
             before = clocks.compute
-            rest = action.trips - 1
-            self._run(action.body, clocks, times * rest, False)
-            skipped = (clocks.compute - before) * (rest - 1)
+            self._run(action.body, clocks, times * stands_for, show and run == 1)
+            skipped = (clocks.compute - before) * (stands_for - 1)
+            for name in used:
+                # What is still under way moves along, further if each iteration adds to it.
+                grown = clocks.links[name] - clocks.compute - busy[name]
+                clocks.links[name] += skipped + max(0.0, grown) * (stands_for - 1)
             clocks.compute += skipped
-            for name, end in clocks.links.items():
-                # Links still busy with the last iteration move along with it.
-                if end > before:
-                    clocks.links[name] = end + skipped
+            left, entered = left - stands_for, busy
+
+    def _used(self, loop: Action) -> frozenset[str]:
+        """The links and engines that a loop occupies."""
+        if id(loop) not in self.used:
+            names = {name for action in loop.body for name in action.resources}
+            inner = (self._used(a) for a in loop.body if a.kind == "loop" and a.trips > 0)
+            self.used[id(loop)] = frozenset(names.union(*inner))
+        return self.used[id(loop)]
 
     def _work(self, action: Action, clocks: _Clocks, times: float, show: bool) -> None:
         row = self.rows[action.row]

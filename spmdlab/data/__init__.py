@@ -1,0 +1,1 @@
+"""Data that every machine has.  NumPy only."""

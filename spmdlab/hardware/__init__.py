@@ -1,0 +1,1 @@
+"""What the machines are: chips and how a slice of them is wired.  Imports no jax."""

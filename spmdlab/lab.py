@@ -1,0 +1,301 @@
+"""The verbs: what a launch script or a notebook calls.
+
+Each takes an experiment, does its work in other processes where a compiler is involved, and
+returns the plain data that its JSON file holds.  With ``out`` it also writes the files.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from spmdlab import __version__, errors, pool
+from spmdlab.config import LOCAL, Experiment
+from spmdlab.dump import read_hlo_text
+from spmdlab.errors import CompileError, ConfigError, SpmdlabError
+from spmdlab.hardware.topology import parse_topology
+from spmdlab.lookup import pick
+from spmdlab.report import files, progress
+from spmdlab.report.html import comparison_page
+from spmdlab.report.perfetto import perfetto_trace
+from spmdlab.report.rows import Row, failed_row, step_s
+from spmdlab.strategies.product import as_strategy
+from spmdlab.strategies.text import strategy_from_text
+from spmdlab.units import text_of_seconds
+
+# Named, not imported: they bring jax in, and this process stays small.
+COMPILE_ROW = "spmdlab.row:compile_row"
+ANALYZE_HLO = "spmdlab.row:analyze_hlo"
+PREPARE = "spmdlab.targets:prepare_environment"
+
+MOST_JOBS = 4
+"""Workers unless told otherwise: each compilation of a large model takes 1 to 2 GB."""
+
+_USER_MISTAKES = {"ConfigError", "ShardingError", "TargetError"}
+
+
+def compare(
+    experiment: Experiment,
+    *,
+    strategies: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    jobs: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    watcher: progress.Watcher | None = None,
+) -> dict[str, Any]:
+    """Compiles, prices and replays every strategy on every target.
+
+    A row that cannot be had says why, and the others go on.
+
+    Args:
+        experiment: What to compare.
+        strategies: Names of the experiment's strategies, or strategies in their text form
+            (``"fsdp=4 tensor=2"``); all of the experiment's by default.
+        targets: Instead of the experiment's.
+        jobs: Compilations at a time; by default one per core, `MOST_JOBS` at most.
+        out: Folder for ``comparison.json`` and ``report.html``.
+        watcher: Is told of the progress; by default it is shown on stderr.
+
+    Returns:
+        What ``comparison.json`` holds.
+
+    Raises:
+        SpmdlabError: The experiment is wrong, or each row failed for a mistake of the user's.
+            Then nothing is written.
+    """
+    experiment = select(experiment, strategies=strategies, targets=targets)
+    if out is not None:
+        files.check_folder(out)
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs must be at least 1, got {jobs}")
+    pairs = [(name, target) for target in experiment.targets for name in experiment.strategies]
+    with contextlib.ExitStack() as stack:
+        if watcher is None:
+            watcher = stack.enter_context(progress.on_stderr(len(pairs)))
+        rows = _compile_rows(experiment, pairs, jobs or _default_jobs(), watcher)
+    _refuse_if_all_refused(rows)
+    comparison = {
+        "spmdlab": __version__,
+        "jax": _version("jax"),
+        "libtpu": _version("libtpu"),
+        "config": experiment.to_json(),
+        "rows": rows,
+    }
+    if out is not None:
+        texts = {
+            "comparison.json": files.json_text(comparison),
+            "report.html": comparison_page(comparison),
+        }
+        files.write_files(out, texts)
+    return comparison
+
+
+def explain(
+    experiment: Experiment,
+    *,
+    strategy: str | None = None,
+    target: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    watcher: progress.Watcher | None = None,
+) -> Row:
+    """Compiles one strategy for one target and says what each part of its step is for.
+
+    Args:
+        experiment: Where strategy and target come from.
+        strategy: A name or a text form, as in `compare`; the experiment's first by default.
+        target: The experiment's first by default.
+        out: Folder for ``ledger.json`` and ``timeline.perfetto.json``.
+        watcher: As in `compare`.
+
+    Returns:
+        The row of `compare`, with ``ledger`` (what ``ledger.json`` holds) and
+        ``timeline_events`` besides.
+
+    Raises:
+        SpmdlabError: The experiment is wrong, or the step cannot be compiled or does not fit.
+    """
+    experiment = select(
+        experiment,
+        strategies=[next(iter(experiment.strategies), "") if strategy is None else strategy],
+        targets=[next(iter(experiment.targets), "") if target is None else target],
+    )
+    (name,), (target,) = experiment.strategies, experiment.targets
+    if out is not None:
+        files.check_folder(out)
+    call = pool.Call(function=COMPILE_ROW, args=(experiment, name, target), kwargs={"detail": True})
+    label = f"{name} on {target}"
+    with contextlib.ExitStack() as stack:
+        if watcher is None:
+            watcher = stack.enter_context(progress.on_stderr(1))
+        watcher.started(label)
+        [(_, outcome)] = pool.run([call], jobs=1, setup=_setup(experiment))
+        if isinstance(outcome, pool.Failed):
+            watcher.finished(label, outcome.message, outcome="refused")
+            raise _as_exception(outcome, label)
+        row = outcome.value
+        if row["status"] != "ok":
+            watcher.finished(label, row["error"], outcome="refused")
+            raise CompileError(f"{label}: {row['error']}")
+        watcher.finished(label, _note(row), outcome="done")
+    if out is not None:
+        trace = perfetto_trace(row["timeline_events"], process=f"one device: {label}")
+        texts = {
+            "ledger.json": files.json_text(row["ledger"]),
+            "timeline.perfetto.json": files.json_text(trace),
+        }
+        files.write_files(out, texts)
+    return row
+
+
+def analyze(
+    hlo: str | os.PathLike[str],
+    *,
+    target: str,
+    mesh: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Prices any optimised HLO text as if it ran on ``target``; compiles nothing.
+
+    Args:
+        hlo: The file, plain text or gzip.
+        target: As in `Experiment.targets`.
+        mesh: Mesh axes and sizes, outermost first, as in ``"data=16 fsdp=16"``; without it
+            collectives are attributed to what the text itself says of its mesh.
+        out: Folder for ``ledger.json``.
+
+    Returns:
+        What ``ledger.json`` holds.
+
+    Raises:
+        SpmdlabError: The file is no HLO text, or target and mesh do not agree with it.
+    """
+    if out is not None:
+        files.check_folder(out)
+    text = read_hlo_text(hlo)
+    ledger = pool.Call(function=ANALYZE_HLO, args=(text, target, mesh))()
+    if out is not None:
+        files.write_files(out, {"ledger.json": files.json_text(ledger)})
+    return ledger
+
+
+def select(
+    experiment: Experiment,
+    *,
+    strategies: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+) -> Experiment:
+    """Returns the experiment with only these strategies and targets, checked.
+
+    Raises:
+        ConfigError: A name is unknown, a text form does not parse, or the experiment is wrong.
+    """
+    chosen = experiment.strategies
+    if strategies is not None:
+        chosen = {}
+        for text in strategies:
+            known = text in experiment.strategies or "=" not in text
+            chosen[text] = (
+                pick(experiment.strategies, text, "strategy") if known else strategy_from_text(text)
+            )
+    selected = dataclasses.replace(
+        experiment,
+        strategies=chosen,
+        targets=tuple(dict.fromkeys(experiment.targets if targets is None else targets)),
+    )
+    selected.check()
+    return selected
+
+
+def _compile_rows(
+    experiment: Experiment,
+    pairs: Sequence[tuple[str, str]],
+    jobs: int,
+    watcher: progress.Watcher,
+) -> list[Row]:
+    labels = [f"{name} on {target}" for name, target in pairs]
+    calls = [pool.Call(function=COMPILE_ROW, args=(experiment, *pair)) for pair in pairs]
+    rows: dict[int, Row] = {}
+    outcomes = pool.run(
+        calls,
+        jobs=jobs,
+        setup=_setup(experiment),
+        started=lambda index: watcher.started(labels[index]),
+    )
+    for index, outcome in outcomes:
+        if isinstance(outcome, pool.Done):
+            row = outcome.value
+        else:
+            row = _row_of_failure(experiment, *pairs[index], outcome)
+        rows[index] = row
+        watcher.finished(labels[index], _note(row), outcome=_kind(row))
+    return [rows[index] for index in range(len(pairs))]
+
+
+def _row_of_failure(experiment: Experiment, name: str, target: str, failed: pool.Failed) -> Row:
+    bug = "" if failed.expected or failed.error_type == "WorkerDied" else "internal error: "
+    kind = f"{failed.error_type}: " if bug else ""
+    return failed_row(
+        strategy=name,
+        target=target,
+        error=f"{bug}{kind}{failed.message}",
+        error_type=failed.error_type,
+        chip=None if target == LOCAL else parse_topology(target).chip,
+        mesh=as_strategy(experiment.strategies[name]).mesh_axes,
+        status="does not fit" if failed.error_type == "DoesNotFit" else "error",
+        needed_bytes=failed.needed_bytes,
+        capacity_bytes=failed.capacity_bytes,
+        log_tail=failed.log_tail,
+    )
+
+
+def _refuse_if_all_refused(rows: Sequence[Row]) -> None:
+    """Raises where no row could be had and each for something the user has to change."""
+    if not all(_kind(row) == "refused" for row in rows):
+        return
+    reasons = list(dict.fromkeys(row["error"] for row in rows))
+    more = len(reasons) - 1
+    and_more = f" (and {more} more such {'reason' if more == 1 else 'reasons'})" if more else ""
+    first = next(row for row in rows if row["error"] == reasons[0])
+    raise getattr(errors, first["error_type"])(
+        f"{first['strategy']} on {first['target']}: {reasons[0]}{and_more}"
+    )
+
+
+def _kind(row: Row) -> str:
+    """Returns a row's outcome in the words of `progress.Watcher`."""
+    if row["status"] == "ok":
+        return "done"
+    return "refused" if row.get("error_type") in _USER_MISTAKES else "failed"
+
+
+def _note(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['error']}"
+    step, compile_s = text_of_seconds(step_s(row)), text_of_seconds(row.get("compile_s"))
+    return f"step {step}, compiled in {compile_s}"
+
+
+def _as_exception(failed: pool.Failed, label: str) -> Exception:
+    if failed.expected:
+        kind = getattr(errors, failed.error_type, SpmdlabError)
+        return kind(f"{label}: {failed.message}")
+    if failed.error_type == "WorkerDied":
+        return CompileError(f"{label}: {failed.message}")
+    return RuntimeError("\n".join(["in the compiling process:", *failed.log_tail]))
+
+
+def _setup(experiment: Experiment) -> pool.Call:
+    return pool.Call(function=PREPARE, args=(experiment.targets,))
+
+
+def _default_jobs() -> int:
+    return min(MOST_JOBS, len(os.sched_getaffinity(0)))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

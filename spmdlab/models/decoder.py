@@ -1,0 +1,142 @@
+"""A decoder-only transformer.  Knows logical axes, and no mesh.
+
+Dims:  B batch   T sequence   D model   V vocabulary   L layers
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from spmdlab.models.attention import Attention
+from spmdlab.models.config import DecoderConfig
+from spmdlab.models.embedding import Embed, Head
+from spmdlab.models.mlp import Mlp
+from spmdlab.models.norm import RmsNorm
+from spmdlab.models.remat import rematerialized
+from spmdlab.models.rope import Rotation, rotation
+from spmdlab.models.weights import RESIDUAL, Constrain, Layout, unconstrained
+
+
+class Block(nnx.Module):
+    """One layer: attention and MLP, each normed before and added after."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm = _norm(config)
+        self.mlp = Mlp(config, rngs=rngs)
+        self.dropout = config.dropout
+
+    def __call__(
+        self, x_BTD: jax.Array, key: jax.Array | None, rotate: Rotation, layout: Layout
+    ) -> jax.Array:
+        """Returns the residual stream after this layer; ``key`` None means no dropout."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        with jax.named_scope("attention_norm"):
+            h_BTD = layout.enter(self.attention_norm(x_BTD, layout))
+        with jax.named_scope("attention"):
+            h_BTD = layout.leave(self.attention(h_BTD, rotate, layout))
+            x_BTD = layout.activation(x_BTD + self._drop(h_BTD, keys[0], layout), *RESIDUAL)
+        with jax.named_scope("mlp_norm"):
+            h_BTD = layout.enter(self.mlp_norm(x_BTD, layout))
+        with jax.named_scope("mlp"):
+            h_BTD = layout.leave(self.mlp(h_BTD, layout))
+            return layout.activation(x_BTD + self._drop(h_BTD, keys[1], layout), *RESIDUAL)
+
+    def _drop(self, x_BTD: jax.Array, key: jax.Array | None, layout: Layout) -> jax.Array:
+        if key is None or not self.dropout:
+            return x_BTD
+        keep_BTD = jax.random.bernoulli(key, 1 - self.dropout, x_BTD.shape)
+        keep_BTD = layout.activation(keep_BTD, *RESIDUAL)
+        return jnp.where(keep_BTD, x_BTD / (1 - self.dropout), 0)
+
+
+class Decoder(nnx.Module):
+    """Token ids in, logits out."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        self.embed = Embed(config, rngs=rngs)
+        keys = jax.random.split(rngs.params(), config.num_layers)
+        self.scanned = config.layers == "scanned"
+        if self.scanned:
+            self.layers = _stacked(config, keys)
+        else:
+            blocks = [Block(config, rngs=nnx.Rngs(params=key)) for key in keys]
+            self.layers = nnx.List(blocks)
+        self.norm = _norm(config)
+        if config.embeddings == "untied":
+            self.head = Head(config, rngs=rngs)
+        self.num_layers = config.num_layers
+        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        *,
+        constrain: Constrain = unconstrained,
+        constrain_gradient: Constrain | None = None,
+        dropout_key: jax.Array | None = None,
+        remat: str = "none",
+    ) -> jax.Array:
+        """Returns logits_BTV in float32 (or wider, if ``compute_dtype`` is).
+
+        Args:
+            tokens_BT: Token ids.
+            constrain: Lays out an array by the logical axes of its dims.
+            constrain_gradient: The same for gradients of weights; None: as ``constrain``.
+            dropout_key: None switches dropout off.
+            remat: A name in `spmdlab.models.remat.REMAT`.  An argument, because what to
+                recompute belongs to the strategy.
+
+        Raises:
+            ConfigError: There is no remat policy of that name.
+        """
+        layout = Layout(constrain, constrain_gradient)
+        with jax.named_scope("embed"):
+            x_BTD = self.embed(tokens_BT, layout)
+        with jax.named_scope("layers"):
+            x_BTD = self._run_layers(x_BTD, dropout_key, remat, layout)
+        with jax.named_scope("norm"):
+            x_BTD = layout.enter(self.norm(x_BTD, layout))
+        with jax.named_scope("head"):
+            return (self.head if hasattr(self, "head") else self.embed.logits)(x_BTD, layout)
+
+    def _run_layers(
+        self, x_BTD: jax.Array, dropout_key: jax.Array | None, remat: str, layout: Layout
+    ) -> jax.Array:
+        rotate = rotation(x_BTD.shape[1], self.head_dim, theta=self.rope_theta)
+        keys_L = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers)
+        # Splitting a module leaves plain arrays, which JAX's own scan and checkpoint take.
+        graph, stacked = nnx.split(self.layers if self.scanned else self.layers[0])
+
+        def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> jax.Array:
+            return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
+
+        layer = rematerialized(layer, remat, prevent_cse=not self.scanned)
+        if self.scanned:
+            x_BTD, _ = jax.lax.scan(lambda x, xs: (layer(x, *xs), None), x_BTD, (stacked, keys_L))
+            return x_BTD
+        for index, block in enumerate(self.layers):
+            key = None if keys_L is None else keys_L[index]
+            with jax.named_scope(str(index)):
+                x_BTD = layer(x_BTD, nnx.split(block)[1], key)
+        return x_BTD
+
+
+def _norm(config: DecoderConfig) -> RmsNorm:
+    return RmsNorm(config.embed_dim, eps=config.norm_eps, param_dtype=config.param_dtype)
+
+
+def _stacked(config: DecoderConfig, keys_L: jax.Array) -> Block:
+    """Returns a block whose weights have a leading dim, ``layers``; equal to L blocks."""
+
+    def weights(key: jax.Array) -> nnx.State:
+        return nnx.split(Block(config, rngs=nnx.Rngs(params=key)))[1]
+
+    block = nnx.merge(
+        nnx.split(nnx.eval_shape(lambda: Block(config, rngs=nnx.Rngs(0))))[0],
+        jax.vmap(weights)(keys_L),
+    )
+    for _, param in nnx.to_flat_state(nnx.state(block, nnx.Param)):
+        param.set_metadata(logical_axes=("layers", *param.logical_axes))
+    return block

@@ -1,0 +1,148 @@
+"""Weights: how one is made, and how it goes from its layout at rest to its layout in use."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+Axes = tuple[str | None, ...]
+Constrain = Callable[[jax.Array, Axes], jax.Array]
+"""Lays an array out by the logical axes of its dims; None is a dim that stays whole."""
+
+AXIS_IN_USE = {
+    "embed": "act_embed",
+    "mlp": "act_mlp",
+    "heads": "act_heads",
+    "kv_heads": "act_kv_heads",
+    "head_dim": "act_head_dim",
+    "vocab": "act_vocab",
+    "norm": "act_embed",
+}
+"""A weight in use is laid out like the activations it meets.
+
+So a dim split only to save memory (FSDP's) is gathered, and one split to share the work
+(tensor parallelism's) stays split, without the model knowing which is which.
+"""
+
+GATHERED = "gathered"
+"""Checkpoint name of all that can be had again by communication alone."""
+
+PINNED = "pinned"
+"""Checkpoint name of activations, in the dtype and the layout they are kept in."""
+
+RESIDUAL: Axes = ("act_batch", "act_res_len", "act_embed")
+INSIDE: Axes = ("act_batch", "act_len", "act_embed")
+
+
+def unconstrained(x: jax.Array, axes: Axes) -> jax.Array:
+    """Leaves ``x`` as it is: the layout on one device."""
+    del axes
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a model lays out what it computes.  Holds functions, so the model sees no mesh."""
+
+    constrain: Constrain = unconstrained
+    """Lays out activations, and weights."""
+
+    constrain_gradient: Constrain | None = None
+    """Lays out gradients of weights; None: as the weights."""
+
+    def activation(self, x: jax.Array, *axes: str) -> jax.Array:
+        """Pins an activation, and its cotangent, to the layout of its logical axes."""
+        return checkpoint_name(self.constrain(x, axes), PINNED)
+
+    def enter(self, x_BTD: jax.Array) -> jax.Array:
+        """From the residual stream into attention, MLP or head.
+
+        The two directions differ: with the residual stream split by length, forward
+        gathers and backward reduce-scatters; a plain constraint would reduce the whole
+        cotangent first, and slice it afterwards.
+        """
+        # Saved here, before the gather; pinned again, or the saved value drifts to gathered.
+        x_BTD = checkpoint_name(x_BTD, PINNED)
+        x_BTD = _relayout(x_BTD, self.constrain, RESIDUAL, self.constrain, RESIDUAL)
+        y = _relayout(x_BTD, self.constrain, INSIDE, self.constrain, RESIDUAL)
+        return checkpoint_name(y, GATHERED)
+
+    def leave(self, x_BTD: jax.Array) -> jax.Array:
+        """From attention, MLP or lookup back to the residual stream."""
+        y = _relayout(x_BTD, self.constrain, RESIDUAL, self.constrain, INSIDE)
+        return checkpoint_name(y, PINNED)
+
+    def weight(self, module: nnx.Module, name: str, dtype: str) -> jax.Array:
+        """Returns the weight ``module.name`` in ``dtype``, laid out for use.
+
+        The cast comes first and is pinned there, so that half the bytes are gathered and
+        half are reduced.  The gradient goes straight to the layout at rest: a
+        reduce-scatter, inside the loop over layers.
+        """
+        param = getattr(module, name)
+        value = param[...]
+        # A scan over layers takes the first dim away from the array, not from its names.
+        at_rest = tuple(param.logical_axes)[-value.ndim :]
+        in_use = tuple(AXIS_IN_USE[axis] for axis in at_rest)
+        gradient = self.constrain_gradient or self.constrain
+        with jax.named_scope(name):
+            cast = _relayout(value.astype(dtype), self.constrain, at_rest, gradient, at_rest)
+            used = _relayout(cast, self.constrain, in_use, gradient, at_rest)
+            return checkpoint_name(used, GATHERED)
+
+    def product(self, equation: str, x: jax.Array, module: nnx.Module, name: str) -> jax.Array:
+        """Returns ``einsum(equation, x, module.name)`` in the dtype of ``x``.
+
+        The product, its gradients and what they move stand under the weight's name in the
+        compiled program.
+        """
+        weight = self.weight(module, name, str(x.dtype))
+        with jax.named_scope(name):
+            return jnp.einsum(equation, x, weight)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _relayout(
+    x: jax.Array, constrain: Constrain, axes: Axes, constrain_back: Constrain, axes_back: Axes
+) -> jax.Array:
+    """Lays ``x`` out by ``axes``, and its cotangent by ``axes_back``."""
+    del constrain_back, axes_back
+    return constrain(x, axes)
+
+
+def _relayout_fwd(
+    x: jax.Array, constrain: Constrain, axes: Axes, constrain_back: Constrain, axes_back: Axes
+) -> tuple[jax.Array, None]:
+    del constrain_back, axes_back
+    return constrain(x, axes), None
+
+
+def _relayout_bwd(
+    constrain: Constrain,
+    axes: Axes,
+    constrain_back: Constrain,
+    axes_back: Axes,
+    residuals: None,
+    cotangent: jax.Array,
+) -> tuple[jax.Array]:
+    del constrain, axes, residuals
+    return (constrain_back(cotangent, axes_back),)
+
+
+_relayout.defvjp(_relayout_fwd, _relayout_bwd)
+
+
+def normal(
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan_in: int, dtype: str
+) -> nnx.Param:
+    """Returns a parameter drawn from a normal of variance ``1 / fan_in``.
+
+    ``axes`` names each dim.  The name is metadata of our own, so Flax does nothing with
+    it behind our back.
+    """
+    value = jax.random.normal(rngs.params(), shape, dtype) * fan_in**-0.5
+    return nnx.Param(value, logical_axes=axes)

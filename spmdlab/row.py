@@ -1,0 +1,262 @@
+"""One row of a comparison: a step compiled, priced and replayed.  Runs in a worker process."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spmdlab.config import Experiment
+from spmdlab.cost.ledger import Ledger, Row, price
+from spmdlab.cost.memory import Memory, compiled_memory, text_memory
+from spmdlab.errors import TargetError
+from spmdlab.hardware.chips import Chip, chip
+from spmdlab.hardware.topology import axes_from_text, parse_topology, row_major_placement
+from spmdlab.hlo.parse import parse
+from spmdlab.lookup import pick
+from spmdlab.strategies.product import as_strategy
+from spmdlab.timeline.replay import Timeline, replay
+from spmdlab.workload import Workload
+
+_NAMED_MESH = re.compile(r"mesh\[((?:'[^']+'=\d+,?)+)\]")
+_NAMED_AXIS = re.compile(r"'([^']+)'=(\d+)")
+
+
+def compile_row(
+    experiment: Experiment, strategy_name: str, target_text: str, *, detail: bool = False
+) -> dict[str, Any]:
+    """Compiles one strategy of an experiment for one target.
+
+    Args:
+        experiment: Checked already.
+        strategy_name: A key of its strategies.
+        target_text: A target.
+        detail: Adds ``ledger`` (what ``ledger.json`` holds) and ``timeline_events``.
+
+    Returns:
+        A row of ``comparison.json``.
+
+    Raises:
+        SpmdlabError: The step cannot be laid out, compiled or does not fit.
+    """
+    from spmdlab.compile import RELAYS, compile_step
+    from spmdlab.targets import parse_target
+
+    strategy = as_strategy(pick(experiment.strategies, strategy_name, "strategy"))
+    target = parse_target(target_text, experiment.chips)
+    workload = Workload(
+        model=experiment.model, batch=experiment.batch, optimizer=experiment.optimizer
+    )
+    compiled = compile_step(workload, strategy, target, seed=experiment.seed)
+    program = parse(compiled.hlo_text)
+    ledger = price(program, target.chip, compiled.placement, relays=RELAYS)
+    timeline = replay(ledger)
+    memory = compiled_memory(compiled.memory, compiled.argument_bytes, target.chip.hbm_bytes)
+    num_devices = strategy.num_devices
+    model_flops = workload.global_model_flops(num_devices) / num_devices
+    step_s = timeline.step_s.replay
+    peak = step_s * target.chip.bf16_flops_per_s
+    tokens = workload.global_batch(num_devices) * workload.batch.seq_len
+    chips = num_devices / target.topology.devices_per_chip
+    notes = list(ledger.unmodelled)
+    if target.chip.name == "cpu":
+        notes.insert(0, f"{target.text}: seconds come from a nominal device; they rank, no more")
+    row = {
+        "strategy": strategy_name,
+        "target": target.text,
+        "chip": target.chip.name,
+        "mesh": strategy.mesh_axes,
+        "status": "ok",
+        "error": None,
+        "error_type": None,
+        "evidence": _evidence(target.chip),
+        "compile_s": compiled.compile_s,
+        "flops": ledger.flops().total,
+        "matmul_flops": ledger.flops().matmul,
+        "model_flops": model_flops,
+        "hbm_bytes": ledger.hbm_bytes(),
+        "wire_bytes": ledger.wire_bytes(),
+        "compute_s": timeline.compute_s,
+        "collective_s": timeline.collective_s,
+        "exposed_collective_s": timeline.exposed_collective_s,
+        "step_s": _step_json(timeline),
+        "mfu": model_flops / peak if peak else None,
+        "hfu": ledger.flops().matmul / peak if peak else None,
+        "tokens_per_s_per_chip": tokens / step_s / chips if step_s else None,
+        "memory": memory.to_json(),
+        "collectives": collectives_json(ledger, timeline),
+        "unmodelled": notes,
+    }
+    if detail:
+        row["ledger"] = ledger_json(ledger, timeline, memory, target.chip, notes)
+        row["timeline_events"] = events_json(ledger, timeline)
+    return row
+
+
+def analyze_hlo(text: str, target_text: str, mesh_text: str | None) -> dict[str, Any]:
+    """Prices HLO text of any program as if it ran on a target.
+
+    Args:
+        text: An HLO module.
+        target_text: What it was compiled for.
+        mesh_text: Mesh axes and sizes, outermost first, like ``"data=16 fsdp=16"``; None to
+            take the mesh the text names, or one axis ``devices``.
+
+    Returns:
+        What ``ledger.json`` holds.
+
+    Raises:
+        HloError: The text is no HLO, or does not fit the mesh.
+        TargetError: The target is unknown or has another number of devices.
+        ConfigError: The mesh does not parse.
+        ShardingError: The mesh does not match the target.
+    """
+    topology = parse_topology(target_text)
+    axes = axes_from_text(mesh_text) if mesh_text else None
+    program = parse(text)
+    devices = max(program.num_partitions, program.num_replicas)
+    if devices not in (1, topology.num_devices, topology.num_devices // topology.num_slices):
+        raise TargetError(
+            f"the program is for {devices} devices, target {target_text!r} has "
+            f"{topology.num_devices}; name the target it was compiled for"
+        )
+    if axes is None:
+        axes = _named_mesh(text, topology.num_devices)
+    one = chip(topology.chip)
+    ledger = price(program, one, row_major_placement(topology, axes))
+    timeline = replay(ledger)
+    notes = list(ledger.unmodelled)
+    notes.append("memory: temporaries and peak are not in the text of a program")
+    if devices > 1 and topology.kind == "tpu":
+        notes.append("mesh positions are taken to lie on the torus in row-major order")
+    if one.name == "cpu":
+        notes.append(f"{target_text}: seconds come from a nominal device; they rank, no more")
+    return ledger_json(ledger, timeline, text_memory(program, one.hbm_bytes), one, notes)
+
+
+def ledger_json(
+    ledger: Ledger, timeline: Timeline, memory: Memory, priced_on: Chip, notes: list[str]
+) -> dict[str, Any]:
+    """What ``ledger.json`` holds.  FLOPs, bytes and seconds are per device and step."""
+    flops = ledger.flops()
+    return {
+        "chip": priced_on.name,
+        "evidence": _evidence(priced_on),
+        "totals": {
+            "flops": flops.total,
+            "matmul_flops": flops.matmul,
+            "hbm_bytes": ledger.hbm_bytes(),
+            "wire_bytes": ledger.wire_bytes(),
+            "compute_s": timeline.compute_s,
+            "copy_s": timeline.copy_s,
+            "collective_s": timeline.collective_s,
+            "exposed_collective_s": timeline.exposed_collective_s,
+            "exposed_copy_s": timeline.exposed_copy_s,
+            "step_s": _step_json(timeline),
+        },
+        "collectives": collectives_json(ledger, timeline),
+        "instructions": [
+            _instruction_json(row, exposed)
+            for row, exposed in zip(ledger.rows, timeline.exposed_s, strict=True)
+        ],
+        "memory": memory.to_json(),
+        "unmodelled": notes,
+    }
+
+
+def collectives_json(ledger: Ledger, timeline: Timeline) -> list[dict[str, Any]]:
+    """The collectives, in schedule order; bytes and seconds sum over the executions."""
+    found = []
+    for row, exposed in zip(ledger.rows, timeline.exposed_s, strict=True):
+        if row.wire is None:
+            continue
+        found.append(
+            {
+                "name": row.name,
+                "kind": row.kind,
+                "mesh_axes": list(row.wire.mesh_axes),
+                "whole_axes": row.wire.whole_axes,
+                "link": row.wire.link,
+                "dtype": row.wire.dtype,
+                "payload_bytes": row.wire.payload_bytes * row.count,
+                "wire_bytes": row.wire.wire_bytes * row.count,
+                "count": _count(row),
+                "seconds": row.seconds * row.count,
+                "exposed_seconds": exposed,
+                "parameter": row.parameter,
+                "op_name": row.op_name or None,
+                "source": row.source or None,
+                "phase": row.phase,
+                "algorithm": row.wire.algorithm or None,
+            }
+        )
+    return found
+
+
+def events_json(ledger: Ledger, timeline: Timeline) -> list[dict[str, Any]]:
+    """The bars of the timeline, for `spmdlab.report.perfetto`."""
+    return [
+        {
+            "name": event.name,
+            "track": event.track,
+            "start_s": event.start_s,
+            "duration_s": event.duration_s,
+            "args": _event_args(ledger.rows[event.row]),
+        }
+        for event in timeline.events
+    ]
+
+
+def _event_args(row: Row) -> Mapping[str, Any]:
+    args: dict[str, Any] = {"kind": row.kind, "count": _count(row), "phase": row.phase}
+    args |= {"op_name": row.op_name, "source": row.source}
+    if row.parameter:
+        args["parameter"] = row.parameter
+    if row.wire is not None:
+        args |= {"mesh_axes": row.wire.axis_key, "wire_bytes": row.wire.wire_bytes}
+    return args
+
+
+def _instruction_json(row: Row, exposed: float) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "computation": row.computation,
+        "opcode": row.opcode,
+        "kind": row.kind,
+        "count": _count(row),
+        "flops": row.flops.total * row.count,
+        "hbm_bytes": row.hbm_bytes * row.count,
+        "seconds": row.seconds * row.count,
+        "exposed_seconds": exposed,
+        "op_name": row.op_name or None,
+        "source": row.source or None,
+        "parameter": row.parameter,
+        "phase": row.phase,
+    }
+
+
+def _count(row: Row) -> int | None:
+    """Executions per step; None inside a loop whose trip count is unknown."""
+    return int(row.count) if row.counted else None
+
+
+def _step_json(timeline: Timeline) -> dict[str, float]:
+    step = timeline.step_s
+    return {"ideal": step.ideal, "replay": step.replay, "no_overlap": step.no_overlap}
+
+
+def _evidence(priced_on: Chip) -> str:
+    """Of the seconds; FLOPs, bytes and memory are read from the compiled program."""
+    return "emulated" if priced_on.name == "cpu" else "replayed"
+
+
+def _named_mesh(text: str, num_devices: int) -> dict[str, int]:
+    """The mesh a program names in its replica groups, the one with the most axes."""
+    best: dict[str, int] = {}
+    for mesh in set(_NAMED_MESH.findall(text)):
+        axes = {name: int(size[:9]) for name, size in _NAMED_AXIS.findall(mesh)}
+        total = 1
+        for size in axes.values():
+            total *= size
+        own = not any(re.fullmatch(r"axis_\d+", name) for name in axes)
+        if own and total == num_devices and len(axes) > len(best):
+            best = axes
+    return best or {"devices": num_devices}

@@ -1,0 +1,45 @@
+"""The interface every parallelism implements, and the checks they share."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from spmdlab.errors import ConfigError
+
+Rules = Mapping[str, tuple[str, ...]]
+"""Logical axis -> mesh axes its dim is split over, outermost first.  ``()``: replicated."""
+
+
+@runtime_checkable
+class Parallelism(Protocol):
+    """One way to split work.  Frozen, hashable data: it holds no arrays and no mesh.
+
+    A class of your own with these two methods is all it takes; there is no table to join.
+    Two more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
+    out differently from the weights, and ``text()``, the words that `strategy_from_text`
+    should read back (default: ``axis=size``).
+    """
+
+    def axes(self) -> Mapping[str, int]:
+        """The mesh axes it owns, with their sizes.
+
+        Ours come first to last as in `spmdlab.axes.MESH_AXES`; an axis of another name stands
+        just outside ``tensor``.
+        """
+        ...
+
+    def rules(self) -> Rules:
+        """The logical axes it claims.  An axis left out is not claimed, and free for others."""
+        ...
+
+
+def check_ways(name: str, ways: int) -> None:
+    """Raises ConfigError unless ``ways`` can be the size of a mesh axis."""
+    if isinstance(ways, bool) or not isinstance(ways, int) or ways < 1:
+        raise ConfigError(f"{name}({ways!r}): the size of a mesh axis is a whole number, 1 or more")
+
+
+def check_choice(name: str, option: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``choices``."""
+    if value not in choices or isinstance(value, bool):
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ConfigError(f"{name}: {option}={value!r} is unknown.  Known: {known}.")

@@ -1,0 +1,193 @@
+"""One optimizer step.  Pure: mesh, rules and keys reach it as arguments.
+
+Dims:  A microbatches   B batch   T sequence
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from spmdlab.errors import ConfigError
+from spmdlab.lookup import pick
+from spmdlab.models.loss import cross_entropy
+from spmdlab.models.params import Params, apply, param_axes
+from spmdlab.models.remat import REMAT
+from spmdlab.models.weights import Constrain, unconstrained
+from spmdlab.train.optimizer import optimizer
+from spmdlab.train.state import BATCH_AXES, State
+from spmdlab.workload import Workload
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+Step = Callable[[State, Batch], tuple[State, Metrics]]
+
+
+class Recipe(Protocol):
+    """The part of a strategy that changes the program rather than the layout."""
+
+    remat: str
+    accumulate: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossAndGrads:
+    """What one batch says about the parameters."""
+
+    loss: jax.Array
+    """Mean over the tokens, by their weights, in nats."""
+
+    grads: Params
+    """Of the loss, in the parameters' dtype."""
+
+    tokens: jax.Array
+    """Sum of the weights."""
+
+
+def loss_and_grads(
+    workload: Workload,
+    strategy: Recipe,
+    params: Params,
+    batch: Batch,
+    *,
+    constrain: Constrain = unconstrained,
+    constrain_gradient: Constrain | None = None,
+    dropout_key: jax.Array | None = None,
+) -> LossAndGrads:
+    """Returns the loss of a batch and its gradients, summed over microbatches.
+
+    Args:
+        workload: What is computed.
+        strategy: Names the remat policy and the number of microbatches.
+        params: Nested dict of arrays.
+        batch: ``tokens``, ``targets``, ``weights``, each [B, T].
+        constrain: Lays out an array by the logical axes of its dims.
+        constrain_gradient: The same for gradients; None: like the weights.
+        dropout_key: None switches dropout off.
+
+    Raises:
+        ConfigError: The batch does not divide into microbatches, or there is no such
+            remat policy.
+    """
+    constrain_gradient = constrain_gradient or constrain
+    # Divided by the tokens of the whole batch, parts just add up: a mean of the parts'
+    # means would weigh a microbatch with few tokens too much.
+    with jax.named_scope("loss"):
+        tokens = jnp.sum(batch["weights"])
+
+    def share_of_loss(params: Params, part: Batch, key: jax.Array | None) -> jax.Array:
+        logits_BTV = apply(
+            workload.model,
+            params,
+            part["tokens"],
+            constrain=constrain,
+            constrain_gradient=constrain_gradient,
+            dropout_key=key,
+            remat=strategy.remat,
+        )
+        with jax.named_scope("loss"):
+            losses_BT = cross_entropy(logits_BTV, part["targets"])
+            return jnp.sum(losses_BT * part["weights"]) / tokens
+
+    def part_of_it(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
+        loss, grads = jax.value_and_grad(share_of_loss)(params, part, key)
+        return loss, _constrain_params(workload, grads, constrain_gradient)
+
+    if strategy.accumulate == 1:
+        loss, grads = part_of_it(batch, dropout_key)
+        return LossAndGrads(loss=loss, grads=grads, tokens=tokens)
+
+    num = strategy.accumulate
+    keys_A = None if dropout_key is None else jax.random.split(dropout_key, num)
+
+    def add(total: tuple[jax.Array, Params], xs: Any) -> tuple[tuple[jax.Array, Params], None]:
+        return jax.tree.map(jnp.add, total, part_of_it(*xs)), None
+
+    zeros = _constrain_params(workload, jax.tree.map(jnp.zeros_like, params), constrain_gradient)
+    with jax.named_scope("accumulate"):
+        start = (jnp.zeros((), tokens.dtype), zeros)
+        (loss, grads), _ = jax.lax.scan(add, start, (_microbatches(batch, num, constrain), keys_A))
+    return LossAndGrads(loss=loss, grads=grads, tokens=tokens)
+
+
+def make_step(
+    workload: Workload,
+    strategy: Recipe,
+    constrain: Constrain = unconstrained,
+    *,
+    constrain_optimizer: Constrain | None = None,
+    seed: int = 0,
+) -> Step:
+    """Returns one optimizer step, a pure function ``(state, batch) -> (state, metrics)``.
+
+    Metrics are ``loss`` (nats per token), ``grad_norm`` (before clipping) and ``tokens``.
+
+    Args:
+        workload: What is computed.
+        strategy: Names the remat policy and the number of microbatches.
+        constrain: Lays out activations and weights by the logical axes of their dims.
+        constrain_optimizer: The same for gradients and optimizer state; None: like the
+            weights.  They differ under ZeRO-1, where each device updates its share of
+            weights that all hold.
+        seed: Of dropout; each step folds its number in.
+
+    Raises:
+        ConfigError: There is no such remat policy.
+    """
+    pick(REMAT, strategy.remat, "remat policy")
+    constrain_optimizer = constrain_optimizer or constrain
+    transformation = optimizer(workload.optimizer, workload.model)
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = None
+        if workload.model.dropout:
+            key = jax.random.fold_in(jax.random.key(seed), state["step"])
+        found = loss_and_grads(
+            workload,
+            strategy,
+            state["params"],
+            batch,
+            constrain=constrain,
+            constrain_gradient=constrain_optimizer,
+            dropout_key=key,
+        )
+        with jax.named_scope("optimizer"):
+            shares = _constrain_params(workload, state["params"], constrain_optimizer)
+            updates, moments = transformation.update(found.grads, state["optimizer"], shares)
+            shares = optax.apply_updates(shares, updates)
+            shares = _constrain_params(workload, shares, constrain_optimizer)
+            params = _constrain_params(workload, shares, constrain)
+            grad_norm = optax.tree.norm(found.grads)
+        new_state = {"step": state["step"] + 1, "params": params, "optimizer": moments}
+        return new_state, {"loss": found.loss, "grad_norm": grad_norm, "tokens": found.tokens}
+
+    return step
+
+
+def _constrain_params(workload: Workload, tree: Params, constrain: Constrain) -> Params:
+    return jax.tree.map(constrain, tree, param_axes(workload.model))
+
+
+def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
+    """Returns the batch with a leading dim of microbatches, each spread over all devices.
+
+    Row r goes to microbatch ``r % num``.  A reshape to [A, B / A] would give the first
+    microbatch the rows of the first devices, and move data; this moves none.
+    """
+
+    def split(rows_BT: jax.Array) -> jax.Array:
+        B, T = rows_BT.shape
+        if B % num:
+            raise ConfigError(
+                f"A batch of {B} sequences does not divide into accumulate={num} microbatches; "
+                f"the nearest that do have {B - B % num} and {B - B % num + num}."
+            )
+        rows_BAT = constrain(
+            rows_BT.reshape(B // num, num, T), (BATCH_AXES[0], None, BATCH_AXES[1])
+        )
+        return constrain(rows_BAT.swapaxes(0, 1), (None, *BATCH_AXES))
+
+    return jax.tree.map(split, batch)

@@ -1,0 +1,208 @@
+"""Exit codes and what stands on stderr, in real processes."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+REPO = pathlib.Path(__file__).parents[2]
+
+CONFIG = """
+    from spmdlab.config import Experiment
+    from spmdlab.models.config import DecoderConfig
+    from spmdlab.strategies import Data, Fsdp
+    from spmdlab.workload import BatchConfig
+
+    def get_config(targets="cpu:8"):
+        return Experiment(
+            model=DecoderConfig(vocab_size=256, num_layers=1, embed_dim=32, num_heads=4,
+                                num_kv_heads=2, head_dim=8, mlp_dim=64),
+            batch=BatchConfig(global_batch=8, seq_len=16),
+            strategies={"data": Data(8), "fsdp": Fsdp(8)},
+            targets=tuple(targets.split("+")),
+        )
+"""
+
+# Runs a launch script with a row function that compiles nothing: it shows what it was given.
+DRIVER = """
+    import os, runpy, sys
+    from spmdlab import errors, lab
+    from spmdlab.report.rows import failed_row
+
+    def prepare(targets):
+        pass
+
+    def row(experiment, strategy, target):
+        if strategy == "tensor=8":
+            raise errors.ShardingError("dim 'heads' does not divide")
+        if strategy == "data=4":
+            os.abort()
+        found = failed_row(strategy=strategy, target=target, error="", error_type="")
+        said = f"seq={experiment.batch.seq_len} mlp={experiment.model.mlp} "
+        said += f"batch={experiment.batch.global_batch}/{experiment.batch.per_device_batch} "
+        said += f"chips={experiment.chips}"
+        step_s = {"ideal": 1.0, "replay": 2.0, "no_overlap": 3.0}
+        return found | {"status": "ok", "error": None, "evidence": said, "step_s": step_s}
+
+    if __name__ == "__main__":
+        lab.COMPILE_ROW, lab.PREPARE = "driver:row", "driver:prepare"
+        sys.argv = sys.argv[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.py").write_text(textwrap.dedent(CONFIG))
+    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
+    return tmp_path
+
+
+def run(*command: str, cwd: pathlib.Path = REPO, path: pathlib.Path = REPO):
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def refused(done, *words: str) -> None:
+    """Asserts exit code 2, nothing on stdout, and one line on stderr that has the words."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("start", [["launch/compare.py"], ["-m", "launch.compare"]])
+def test_runs_as_a_script_and_as_a_module(folder, start):
+    refused(run(*start, f"--config={folder}/config.py", "--strategy=dta"), "Did you mean 'data'?")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        pytest.param([], ["--config=FILE.py is missing"], id="no-config"),
+        pytest.param(["--config=none.py"], ["'none.py' does not exist"], id="no-file"),
+        pytest.param(["--config.batch.seq_len=3"], ["--config=FILE.py is"], id="override-alone"),
+        pytest.param(["--config=HERE", "--cofnig=x"], ["cofnig"], id="unknown-flag"),
+        pytest.param(["--config=HERE", "x"], ["unexpected argument 'x'"], id="argument"),
+        pytest.param(["--config=HERE", "--config.bach=3"], ["Did you mean 'batch'?"], id="field"),
+        pytest.param(
+            ["--config=HERE", "--config.batch.seq_length=3"], ["'seq_len'?"], id="inner-field"
+        ),
+        pytest.param(["--config=HERE", "--config.batch.seq_len=x"], ["seq_len=x"], id="no-number"),
+        pytest.param(
+            ["--config=HERE", "--config.batch.seq_len=none"], ["must be int"], id="none-for-int"
+        ),
+        pytest.param(["--config=HERE", "--config.model.mlp=gatd"], ["gated|plain"], id="choice"),
+        pytest.param(["--config=HERE", "--config.strategies.data.ways=4"], ["ways"], id="frozen"),
+        pytest.param(["--config=HERE", "--config.model.num_heads=3"], ["num_kv_heads"], id="value"),
+        pytest.param(["--config=HERE", "--config.chips={'v5e':{'x':1}}"], ["'x'"], id="chip-field"),
+        pytest.param(["--config=HERE:v5e:3x3"], ["v5e:3x3", "v5e:2x4"], id="impossible-slice"),
+        pytest.param(["--config=HERE", "--target=v99:2x2"], ["v99", "v5e"], id="unknown-chip"),
+        pytest.param(["--config=HERE", "--target=cpu:8,"], ["empty part"], id="empty-part"),
+        pytest.param(["--config=HERE", "--jobs=many"], ["many"], id="jobs"),
+        pytest.param(["--config=HERE", "--out=/proc/none"], ["cannot write"], id="out"),
+        pytest.param(["--config=HERE", "--out=FILE"], ["is not a folder"], id="out-is-a-file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(folder, flags, words):
+    before = sorted(folder.rglob("*"))
+    here = {"HERE": f"{folder}/config.py", "FILE": f"{folder}/driver.py"}
+    for name, value in here.items():
+        flags = [flag.replace(name, value) for flag in flags]
+    refused(run("launch/compare.py", "--out=" + str(folder / "out"), *flags), *words)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("def get_config(:\n", ["config.py:1: SyntaxError"], id="syntax"),
+        pytest.param("x = 1\n", ["no function get_config"], id="no-get_config"),
+        pytest.param("def get_config():\n    raise OSError('no')\n", ["config.py:2"], id="raises"),
+        pytest.param("def get_config():\n    return 3\n", ["returned int"], id="returns-int"),
+    ],
+)
+@pytest.mark.parametrize("script", ["compare", "explain"])
+def test_a_bad_config_file_is_one_line_and_exit_2(folder, script, text, words):
+    (folder / "config.py").write_text(text)
+    refused(run(f"launch/{script}.py", f"--config={folder}/config.py"), *words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], ["--hlo is missing"]),
+        (["--hlo=none.txt", "--target=v5e:2x4"], ["'none.txt' does not exist"]),
+        (["--hlo=none.txt"], ["--target is missing"]),
+        (["--hlo=/bin/sh", "--target=v5e:2x4"], ["is binary"]),
+        (["--config=x.py"], ["config"]),
+    ],
+)
+def test_analyze_refuses_in_one_line(flags, words):
+    refused(run("launch/analyze.py", *flags), *words)
+
+
+def drive(folder, *flags, script="compare"):
+    return run(
+        "-P",
+        str(folder / "driver.py"),
+        f"{REPO}/launch/{script}.py",
+        f"--config={folder}/config.py",
+        f"--out={folder}/out",
+        *flags,
+        path=f"{REPO}:{folder}",
+    )
+
+
+def test_overrides_reach_the_rows(folder):
+    done = drive(
+        folder,
+        "--config.batch.seq_len=64",
+        "--config.model.mlp=plain",
+        "--config.batch.global_batch=none",
+        "--config.batch.per_device_batch=0.5",
+        "--config.chips={'v5e':{'hbm_bytes':1e9}}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seq=64 mlp=plain batch=None/0.5 chips={'v5e': {'hbm_bytes': 1000000000.0}}" in (
+        done.stdout
+    )
+
+
+def test_a_table_on_stdout_progress_on_stderr_files_in_out(folder):
+    done = drive(folder, "--target=cpu:8,v5e:2x4", "--strategy=data,data=4,tensor=8")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith(" data  ")]
+    assert "tensor=8 on v5e:2x4: dim 'heads' does not divide" in done.stdout
+    assert "data=4 on cpu:8: the compiling process died of SIGABRT" in done.stdout
+    assert len(done.stderr.splitlines()) == 6
+    assert "\x1b" not in done.stdout + done.stderr
+    assert sorted(p.name for p in (folder / "out").iterdir()) == ["comparison.json", "report.html"]
+
+
+def test_exit_2_where_every_row_is_a_mistake(folder):
+    refused(drive(folder, "--strategy=tensor=8"), "tensor=8 on cpu:8: dim 'heads' does not divide")
+    assert not (folder / "out").exists()
+
+
+def test_exit_1_where_no_row_could_be_had(folder):
+    assert drive(folder, "--strategy=data=4").returncode == 1
+
+
+@pytest.mark.parametrize("script", ["compare", "explain", "analyze"])
+def test_help_says_what_it_does_and_lists_the_flags(script):
+    done = run(f"launch/{script}.py", "--help")
+    assert done.returncode == 0
+    assert f"python -m launch.{script} " in done.stdout
+    assert "  --out: folder for " in done.stdout
+    assert done.stderr == ""
