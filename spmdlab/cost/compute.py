@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from spmdlab.cost.flops import FlopCounter, Flops
-from spmdlab.cost.kernels import FREE_TARGETS, KernelCost, kernel_cost
+from spmdlab.cost.kernels import FREE_TARGETS, KernelCost, kernel_cost, kernel_name
 from spmdlab.cost.traffic import Traffic, traffic
 from spmdlab.hardware.chips import Chip
 from spmdlab.hlo.program import Computation, Instruction, Program
@@ -68,7 +68,7 @@ class Compute:
             self._note(f"custom call {target!r}: FLOPs unknown, priced by its memory traffic")
             return ComputeCost(Flops(), moved, self._memory_s(moved))
         if known.note:
-            self._note(f"kernel {instruction.op_name.rsplit('/', 1)[-1]!r}: {known.note}")
+            self._note(f"kernel {kernel_name(instruction)!r}: {known.note}")
         peak = self._chip.bf16_flops_per_s * known.efficiency * self._chip.matmul_efficiency
         seconds = max(known.flops.matmul / peak, self._memory_s(moved))
         return ComputeCost(known.flops, moved, seconds)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from spmdlab.errors import HloError
 from spmdlab.hlo.program import Computation, Instruction, Program
-from spmdlab.hlo.shapes import Shape
+from spmdlab.hlo.shapes import MAX_ELEMENTS, Shape
 
 _ELEMENTWISE = frozenset(
     "add subtract multiply divide remainder maximum minimum and or xor not negate abs sign "
@@ -129,21 +129,25 @@ class FlopCounter:
         if opcode == "sort":
             elements = shapes[0].num_elements
             return Flops(vector=elements * max(0, math.ceil(math.log2(max(1, elements)))))
-        body = sum((self.computation(name) for name in instruction.called), Flops())
+        bodies = [self.computation(name) for name in instruction.called]
+        if opcode == "select-and-scatter":
+            select, add = bodies if len(bodies) == 2 else (Flops(), Flops())
+            source = shapes[1].num_elements
+            return select * (source * (_window_elements(instruction) - 1)) + add * source
+        body = sum(bodies, Flops())
         if opcode == "map":
             return body * out
         if opcode == "reduce":
             return body * (shapes[0].num_elements - out)
         if opcode == "scatter":
             return body * shapes[-1].arrays[0].num_elements
-        window = math.prod(_pairs(instruction, "size"))
-        if opcode == "reduce-window":
-            counted = body * ((window - 1) * out)
-            # Once forwards and once backwards over the elements gives every window.
-            needed = 2 * body.vector * max(out, shapes[0].num_elements)
-            return counted + Flops(shared=max(0.0, counted.vector - needed))
-        source = shapes[1].num_elements if len(shapes) > 1 else 0  # select-and-scatter
-        return body * source + Flops(vector=source * (window - 1))
+        broadcast = _broadcast_span(instruction)  # reduce-window
+        if broadcast:  # XLA's own count of these, though each sum takes span - 1 additions
+            return body * (out // broadcast + broadcast - 1)
+        counted = body * ((_window_elements(instruction) - 1) * out)
+        # Once forwards and once backwards over the elements gives every window.
+        needed = 2 * body.vector * max(out, shapes[0].num_elements)
+        return counted + Flops(shared=max(0.0, counted.vector - needed))
 
     def _note(self, instruction: Instruction) -> None:
         name = instruction.opcode
@@ -157,7 +161,7 @@ def dot_flops(instruction: Instruction, shapes: Sequence[Shape]) -> float:
     dims = shapes[0].dims
     contracted = instruction.integers("lhs_contracting_dims")
     if any(dim >= len(dims) for dim in contracted):
-        raise HloError(f"line {instruction.line_number}: contracting dim outside {shapes[0]}")
+        raise HloError(f"line {instruction.line_number}: contracting dim outside {str(shapes[0])[:80]}")
     return 2.0 * instruction.shape.num_elements * math.prod(dims[dim] for dim in contracted)
 
 
@@ -233,8 +237,33 @@ def _pairs(instruction: Instruction, key: str) -> list[int]:
 
 
 def _pads(instruction: Instruction) -> list[int]:
-    text = _window(instruction, "pad")
-    return [int(n) for n in re.findall(r"(-?\d{1,12})_-?\d+", text)]
+    return [low for low, _ in _pad_pairs(instruction)]
+
+
+def _pad_pairs(instruction: Instruction) -> list[tuple[int, int]]:
+    pairs = re.findall(r"(-?\d{1,12})_(-?\d{1,12})(?!\d)", _window(instruction, "pad"))
+    return [(int(low), int(high)) for low, high in pairs]
+
+
+def _window_elements(instruction: Instruction) -> int:
+    elements = math.prod(_pairs(instruction, "size"))
+    if elements > MAX_ELEMENTS:
+        raise HloError(f"line {instruction.line_number}: a window of over {MAX_ELEMENTS:.2g} elements")
+    return elements
+
+
+def _broadcast_span(instruction: Instruction) -> int:
+    """The dim's size if every window spans the whole of one dim: a reduction, broadcast back."""
+    if instruction.shape.is_tuple:
+        return 0
+    spans = [(d, size) for d, size in enumerate(_pairs(instruction, "size")) if size != 1]
+    padded = [(d, pair) for d, pair in enumerate(_pad_pairs(instruction)) if any(pair)]
+    if len(spans) != 1 or len(padded) != 1 or spans[0][0] != padded[0][0]:
+        return 0
+    (dim, size), (_, (low, high)) = spans[0], padded[0]
+    dims = instruction.shape.dims
+    whole = low == high and size == 2 * low + 1 and dim < len(dims) and low == dims[dim] - 1
+    return dims[dim] if whole else 0
 
 
 def _pick(values: Sequence[int], index: int, default: int) -> int:

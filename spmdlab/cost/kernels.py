@@ -59,7 +59,7 @@ def kernel_cost(instruction: Instruction, operands: Sequence[Shape]) -> KernelCo
     """
     config = instruction.backend_config.get("custom_call_config", {})
     estimate = config.get("cost_estimate", {}) if isinstance(config, dict) else {}
-    name = instruction.op_name.lower()
+    name = kernel_name(instruction).lower()
     efficiency = ATTENTION_EFFICIENCY if _ATTENTION.search(name) else 1.0
     if isinstance(estimate, dict) and estimate.get("flops"):
         flops = Flops(
@@ -83,6 +83,16 @@ def kernel_cost(instruction: Instruction, operands: Sequence[Shape]) -> KernelCo
         efficiency,
         "priced from its shapes, causal mask assumed",
     )
+
+
+def kernel_name(instruction: Instruction) -> str:
+    """What the kernel is called: its instruction is named after it, and so is its last scope.
+
+    The scopes further out say where it is used, not what it is.
+    """
+    scopes = [part for part in instruction.op_name.split("/") if part != "pallas_call"]
+    own = instruction.name.split(".")[0]
+    return own if not scopes or own == scopes[-1] else f"{own} {scopes[-1]}"
 
 
 def _number(value: object) -> float:

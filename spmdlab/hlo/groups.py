@@ -26,6 +26,7 @@ _DEVICE_IDS = re.compile(r"^\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?$")
 _SEND_PAIRS = re.compile(r'_xla_send_recv_source_target_pairs="?(\{[\d,{}\s]*\})')
 _LIST = re.compile(r"\{([\d,\s]*)\}")
 MAX_DEVICES = 1 << 17
+MAX_RANK = 64
 
 
 def replica_groups(attributes: Mapping[str, str], num_devices: int) -> Groups:
@@ -56,10 +57,12 @@ def parse_groups(text: str, num_devices: int) -> Groups:
     if found := _IOTA.match(text):
         shape = _ints(found[1])
         if len(shape) != 2:
-            raise HloError(f"replica groups {text!r}: expected [groups,size]")
+            raise HloError(f"replica groups {text[:80]!r}: expected [groups,size]")
         ids = _iota(_ints(found[2]), _ints(found[3] or ""), text)
         if math.prod(shape) != len(ids):
-            raise HloError(f"replica groups {text!r}: {shape[0]}x{shape[1]} is not {len(ids)}")
+            raise HloError(
+                f"replica groups {text[:80]!r}: {shape[0]}x{shape[1]} is not {len(ids)}"
+            )
         return tuple(
             ids[g * shape[1] : (g + 1) * shape[1]] for g in range(shape[0])
         )
@@ -130,11 +133,13 @@ def mesh_axes(groups: Groups, axis_sizes: tuple[tuple[str, int], ...]) -> MeshAx
 
 def _mesh_groups(axes_text: str, device_ids: str | None, refs_text: str, text: str) -> Groups:
     axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(axes_text)]
+    _limit_rank(len(axes), text)
     total = math.prod(size for _, size in axes)
     _limit(total, text)
     order = _device_order(device_ids, total, text)
     # Factor each axis named with a sub-axis ``'x':(before)size`` into its three parts.
     refs = [(name, before, size) for name, before, size in _MESH_REF.findall(refs_text)]
+    _limit_rank(len(refs), text)
     cuts: dict[str, set[int]] = {}
     for name, before, size in refs:
         if before:
@@ -143,12 +148,12 @@ def _mesh_groups(axes_text: str, device_ids: str | None, refs_text: str, text: s
     for name, size in axes:
         edges = sorted({1, size} | cuts.get(name, set()))
         if any(b == 0 or a == 0 or b % a for a, b in itertools.pairwise(edges)):
-            raise HloError(f"replica groups {text[:80]!r}: sub-axis does not divide {name!r}")
+            raise HloError(f"replica groups {text[:80]!r}: sub-axis does not divide {name[:40]!r}")
         parts = [(name, a, b // a) for a, b in itertools.pairwise(edges)]
         factors += parts or [(name, 1, 1)]
     known = {name for name, _ in axes}
     if unknown := [name for name, _, _ in refs if name not in known]:
-        raise HloError(f"replica groups {text[:80]!r}: no mesh axis {unknown[0]!r}")
+        raise HloError(f"replica groups {text[:80]!r}: no mesh axis {unknown[0][:40]!r}")
 
     def selected(name: str, before: int, size: int) -> bool:
         return any(
@@ -184,6 +189,7 @@ def _device_order(device_ids: str | None, total: int, text: str) -> Sequence[int
 @functools.lru_cache(maxsize=1024)
 def _iota(dims: tuple[int, ...], permutation: tuple[int, ...], text: str) -> tuple[int, ...]:
     """``range(n).reshape(dims).transpose(permutation).flatten()``."""
+    _limit_rank(len(dims), text)
     _limit(math.prod(dims), text)
     permutation = permutation or tuple(range(len(dims)))
     if sorted(permutation) != list(range(len(dims))):
@@ -195,6 +201,11 @@ def _iota(dims: tuple[int, ...], permutation: tuple[int, ...], text: str) -> tup
 
 def _ints(text: str) -> tuple[int, ...]:
     return tuple(int(part[:12]) for part in re.findall(r"\d+", text))
+
+
+def _limit_rank(rank: int, text: str) -> None:
+    if rank > MAX_RANK:
+        raise HloError(f"replica groups {text[:80]!r}: more than {MAX_RANK} dims")
 
 
 def _limit(num_devices: int, text: str) -> None:

@@ -221,6 +221,8 @@ def _count(start: int, bound: int, step: int, direction: str) -> int | None:
     True
     """
     if direction == "NE":
+        if start == bound:
+            return 0
         whole = step != 0 and (bound - start) % step == 0 and (bound - start) // step >= 0
         return (bound - start) // step if whole else None
     distance = bound - start if direction[0] == "L" else start - bound

@@ -73,11 +73,11 @@ class _Parser:
             elif found := _COMPUTATION.match(line):
                 computation, number = self._computation(found[2], bool(found[1]), number + 1)
                 if computation.name in computations:
-                    raise HloError(f"line {number}: computation {found[2]!r} is defined twice")
+                    raise HloError(f"line {number}: computation {found[2][:80]!r} is defined twice")
                 computations[computation.name] = computation
                 if computation.is_entry:
                     if entry is not None:
-                        raise HloError(f"line {number}: a second ENTRY computation, {found[2]!r}")
+                        raise HloError(f"line {number}: a second ENTRY, {found[2][:80]!r}")
                     entry = computation
             else:
                 raise HloError(f"line {number + 1}: not understood: {line.strip()[:80]!r}")
@@ -107,23 +107,23 @@ class _Parser:
             line = self.lines[number]
             if line.startswith("}"):
                 if not instructions:
-                    raise HloError(f"line {start}: computation {name!r} is empty")
+                    raise HloError(f"line {start}: computation {name[:80]!r} is empty")
                 return Computation(name, instructions, is_entry), number
             if line.strip():
                 instruction, number = self._instruction(number)
                 for operand in instruction.operands:
                     if operand not in seen:
                         raise HloError(
-                            f"line {number + 1}: {instruction.name!r} reads {operand!r}, which is "
-                            "not defined before it in its computation"
+                            f"line {number + 1}: {instruction.name[:80]!r} reads {operand[:80]!r}, "
+                            "which is not defined before it in its computation"
                         )
                 if instruction.name in seen:
-                    raise HloError(f"line {number + 1}: {instruction.name!r} is defined twice")
+                    raise HloError(f"line {number + 1}: {instruction.name[:80]!r} is defined twice")
                 seen.add(instruction.name)
                 instructions.append(instruction)
             number += 1
         raise HloError(
-            f"the HLO text ends inside computation {name!r} (line {start}): it is cut short"
+            f"the HLO text ends inside computation {name[:80]!r} (line {start}): it is cut short"
         )
 
     def _instruction(self, number: int) -> tuple[Instruction, int]:
@@ -289,7 +289,7 @@ def _operands(opcode: str, inner: str, line: int) -> tuple[tuple[str, ...], str]
 
 
 def _attributes(tail: str, line: int) -> Mapping[str, str]:
-    attributes: dict[str, str] = {}
+    attributes: dict[str, list[str]] = {}
     last = ""
     for part in _top_level(tail):
         if not part.strip():
@@ -297,12 +297,12 @@ def _attributes(tail: str, line: int) -> Mapping[str, str]:
         key = _KEY.match(part)
         if key:
             last = key[1]
-            attributes[last] = part[key.end() :].strip()
+            attributes[last] = [part[key.end() :].strip()]
         elif last:  # e.g. device_ids=(...) after a mesh, written without a key of its own
-            attributes[last] += "," + part
+            attributes[last].append(part)
         else:
             raise HloError(f"line {line + 1}: attribute {part.strip()[:60]!r} has no name")
-    return attributes
+    return {name: ",".join(parts) for name, parts in attributes.items()}
 
 
 def _check_called(computations: Mapping[str, Computation]) -> None:
@@ -311,6 +311,6 @@ def _check_called(computations: Mapping[str, Computation]) -> None:
             for name in instruction.called:
                 if name not in computations:
                     raise HloError(
-                        f"line {instruction.line_number}: {instruction.name!r} calls {name!r}, "
-                        "which the text lacks"
+                        f"line {instruction.line_number}: {instruction.name[:80]!r} calls "
+                        f"{name[:80]!r}, which the text lacks"
                     )

@@ -11,7 +11,7 @@ from spmdlab.errors import HloError
 from spmdlab.hlo.shapes import Shape
 
 _CALLED = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation",
-           "false_computation", "called_computations")  # fmt: skip
+           "false_computation", "called_computations", "select", "scatter")  # fmt: skip
 _NAME = re.compile(r"%?([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d{1,9})\b")
@@ -83,7 +83,8 @@ class Instruction:
         """
         found = _INT.findall(self.attributes.get(attribute, ""))
         if any(len(number) > _MAX_DIGITS for number in found):
-            raise HloError(f"line {self.line_number}: {attribute} of {self.name!r} is out of range")
+            where = f"line {self.line_number}: {attribute} of {self.name[:80]!r}"
+            raise HloError(f"{where} is out of range")
         return tuple(map(int, found))
 
     @property

@@ -140,7 +140,7 @@ def _array(text: str, start: int) -> tuple[Shape, int]:
         raise HloError(f"not a shape: {shown!r}")
     dtype, dims, layout = found.groups(default="")
     if dtype not in DTYPE_BITS:
-        raise HloError(f"unknown element type {dtype!r} in shape {shown!r}")
+        raise HloError(f"unknown element type {dtype[:40]!r} in shape {shown!r}")
     sizes: list[int] = []
     for dim in filter(None, (d.strip() for d in dims.split(","))):
         size = dim.removeprefix("<=")  # a bounded dynamic dim: its bound is what is allocated

@@ -66,7 +66,7 @@ def validate(program: Program) -> None:
             if problem:
                 raise HloError(
                     f"line {instruction.line_number}: {instruction.opcode} "
-                    f"{instruction.name!r} {problem}"
+                    f"{instruction.name[:80]!r} {problem}"
                 )
     _calls(program.computations)
 
@@ -76,11 +76,11 @@ def _parameters(computation: Computation) -> None:
     if found != list(range(len(found))):
         raise HloError(
             f"line {computation.instructions[0].line_number}: the parameters of "
-            f"{computation.name!r} are not numbered 0 to {len(found) - 1}"
+            f"{computation.name[:80]!r} are not numbered 0 to {len(found) - 1}"
         )
     roots = [i for i in computation.instructions if i.is_root]
     if len(roots) > 1:
-        raise HloError(f"line {roots[1].line_number}: {computation.name!r} has two ROOTs")
+        raise HloError(f"line {roots[1].line_number}: {computation.name[:80]!r} has two ROOTs")
 
 
 def _problem(program: Program, scope: Computation, instruction: Instruction) -> str | None:
@@ -130,9 +130,9 @@ def _call_problem(
             return "calls nothing"
         inner = program.computations[instruction.called[0]]
         if not _same_parts([p.shape for p in inner.parameters], operands):
-            return f"does not pass what {inner.name!r} takes"
+            return f"does not pass what {inner.name[:80]!r} takes"
         if not same_structure(inner.root.shape, instruction.shape):
-            return f"is not of the shape that {inner.name!r} returns"
+            return f"is not of the shape that {inner.name[:80]!r} returns"
     elif opcode == "while":
         names = [instruction.attributes.get(key, "").strip().lstrip("%") for key in _LOOP]
         if len(operands) != 1 or not all(name in program.computations for name in names):
@@ -176,9 +176,11 @@ def _calls(computations: Mapping[str, Computation]) -> None:
             1 + _visits(i) * sum(expanded[called] for called in i.called) for i in instructions
         )
         if depth[name] > MAX_DEPTH:
-            raise HloError(f"calls from {name!r} are nested deeper than {MAX_DEPTH}")
+            raise HloError(f"calls from {name[:80]!r} are nested deeper than {MAX_DEPTH}")
         if expanded[name] > MAX_EXPANDED:
-            raise HloError(f"{name!r} with its calls written out has over {MAX_EXPANDED} lines")
+            raise HloError(
+                f"{name[:80]!r} with its calls written out has over {MAX_EXPANDED} lines"
+            )
 
 
 def _visits(instruction: Instruction) -> int:
@@ -212,5 +214,5 @@ def _callees_first(computations: Mapping[str, Computation]) -> Iterator[str]:
                 yield name
             elif inner not in finished:
                 if inner in under_way:
-                    raise HloError(f"computation {inner!r} calls itself")
+                    raise HloError(f"computation {inner[:80]!r} calls itself")
                 enter(inner)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from spmdlab.models.config import DecoderConfig
 from spmdlab.models.rope import Rotation
-from spmdlab.models.weights import Layout, normal
+from spmdlab.models.weights import Layout, matrix
 
 
 class Attention(nnx.Module):
@@ -21,10 +21,10 @@ class Attention(nnx.Module):
         D, H, N, K = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim
         dtype = config.param_dtype
         kv_axes = ("embed", "kv_heads", "head_dim")
-        self.query = normal(rngs, (D, H, K), ("embed", "heads", "head_dim"), fan_in=D, dtype=dtype)
-        self.key = normal(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
-        self.value = normal(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
-        self.out = normal(
+        self.query = matrix(rngs, (D, H, K), ("embed", "heads", "head_dim"), fan_in=D, dtype=dtype)
+        self.key = matrix(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
+        self.value = matrix(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
+        self.out = matrix(
             rngs, (H, K, D), ("heads", "head_dim", "embed"), fan_in=H * K, dtype=dtype
         )
 

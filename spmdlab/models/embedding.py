@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from spmdlab.models.config import DecoderConfig
-from spmdlab.models.weights import INSIDE, Layout, normal
+from spmdlab.models.weights import INSIDE, Layout, matrix
 
 
 class Embed(nnx.Module):
@@ -28,7 +28,7 @@ class Embed(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         D, V = config.embed_dim, config.vocab_size
         axes = ("vocab", "embed")
-        self.table = normal(rngs, (V, D), axes, fan_in=D, dtype=config.param_dtype)
+        self.table = matrix(rngs, (V, D), axes, fan_in=D, dtype=config.param_dtype)
         self.dtype = config.compute_dtype
 
     def __call__(self, tokens_BT: jax.Array, layout: Layout) -> jax.Array:
@@ -49,7 +49,7 @@ class Head(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         D, V = config.embed_dim, config.vocab_size
         axes = ("embed", "vocab")
-        self.kernel = normal(rngs, (D, V), axes, fan_in=D, dtype=config.param_dtype)
+        self.kernel = matrix(rngs, (D, V), axes, fan_in=D, dtype=config.param_dtype)
 
     def __call__(self, x_BTD: jax.Array, layout: Layout) -> jax.Array:
         """Returns logits in float32 or wider."""

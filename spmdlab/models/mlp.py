@@ -8,7 +8,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from spmdlab.models.config import DecoderConfig
-from spmdlab.models.weights import Layout, normal
+from spmdlab.models.weights import Layout, matrix
 
 
 class Mlp(nnx.Module):
@@ -17,9 +17,9 @@ class Mlp(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         D, F, dtype = config.embed_dim, config.mlp_dim, config.param_dtype
         if config.mlp == "gated":
-            self.gate = normal(rngs, (D, F), ("embed", "mlp"), fan_in=D, dtype=dtype)
-        self.up = normal(rngs, (D, F), ("embed", "mlp"), fan_in=D, dtype=dtype)
-        self.down = normal(rngs, (F, D), ("mlp", "embed"), fan_in=F, dtype=dtype)
+            self.gate = matrix(rngs, (D, F), ("embed", "mlp"), fan_in=D, dtype=dtype)
+        self.up = matrix(rngs, (D, F), ("embed", "mlp"), fan_in=D, dtype=dtype)
+        self.down = matrix(rngs, (F, D), ("mlp", "embed"), fan_in=F, dtype=dtype)
 
     def __call__(self, x_BTD: jax.Array, layout: Layout) -> jax.Array:
         """Returns what the layer adds to the residual stream; input and output inside."""

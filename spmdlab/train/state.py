@@ -32,8 +32,7 @@ def init_state(workload: Workload, key: jax.Array, shardings: Any = None) -> Sta
 
     Args:
         workload: What is trained.
-        key: Decides the values, which are the same for any ``shardings``: random bits to
-            the bit, floats to an ulp.
+        key: Decides the values, which are the same to the bit for any ``shardings``.
         shardings: A tree of shardings like the state (see `by_path`), or None for one
             device.
     """

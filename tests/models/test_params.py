@@ -39,3 +39,18 @@ def test_unrolled_layers_are_named_by_number():
     assert param_axes(config)["layers"]["10"]["mlp"]["gate"] == ("embed", "mlp")
     config.layers = "scanned"
     assert param_axes(config)["layers"]["mlp"]["gate"] == ("layers", "embed", "mlp")
+
+
+def test_weights_have_mean_0_and_variance_1_over_the_terms_they_are_summed_with():
+    """Within 5 standard errors: of the mean std / sqrt(n), of the variance var / sqrt(n) or less."""
+    sizes = {**SIZES, "num_layers": 1, "vocab_size": 256, "embed_dim": 64, "mlp_dim": 256}
+    params = init_params(DecoderConfig(**sizes), jax.random.key(0))
+    for weight, terms in [
+        (params["embed"]["table"], 64),
+        (params["head"]["kernel"], 64),
+        (params["layers"]["mlp"]["down"], 256),
+        (params["layers"]["attention"]["out"], 2 * 8),
+    ]:
+        error = 5 / weight.size**0.5
+        assert abs(float(weight.mean())) < error * terms**-0.5
+        assert float(weight.var()) == pytest.approx(1 / terms, rel=error)

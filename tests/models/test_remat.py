@@ -17,27 +17,33 @@ SIZES = {
     "head_dim": 8,
     "mlp_dim": 32,
     "compute_dtype": "float32",
-    "dropout": 0.1,
 }
 TOKENS_BT = jax.random.randint(jax.random.key(1), (2, 8), 0, 32)
 
 
 def loss(config: DecoderConfig, remat: str):
     def of(params):
-        key = jax.random.key(2)
+        key = jax.random.key(2) if config.dropout else None
         logits = apply(config, params, TOKENS_BT, dropout_key=key, remat=remat)
         return jnp.square(logits).mean()
 
     return of
 
 
-@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
-def test_every_policy_gives_the_same_gradients(layers):
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        pytest.param({}, [*REMAT], id="scanned"),
+        pytest.param({"layers": "unrolled"}, ["none", "full"], id="unrolled"),
+        pytest.param({"dropout": 0.5}, ["full"], id="dropout"),
+    ],
+)
+def test_every_policy_gives_the_same_gradients(changes, names):
     """Recomputing repeats the same operations, dropout's draws too: equal to an ulp or so."""
-    config = DecoderConfig(**SIZES, layers=layers)
+    config = DecoderConfig(**SIZES, **changes)
     params = init_params(config, jax.random.key(0))
     expected = jax.jit(jax.grad(loss(config, "keep_weights")))(params)
-    for name in set(REMAT) - {"keep_weights"}:
+    for name in set(names) - {"keep_weights"}:
         found = jax.jit(jax.grad(loss(config, name)))(params)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
@@ -46,7 +52,7 @@ def test_every_policy_gives_the_same_gradients(layers):
 
 def saved_elements(remat: str) -> int:
     """Elements that one step of the loop over layers hands to the backward pass."""
-    config = DecoderConfig(**SIZES)
+    config = DecoderConfig(**SIZES, dropout=0.1)
     params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     _, backward = jax.eval_shape(lambda p: jax.vjp(loss(config, remat), p), params)
     return sum(leaf.size for leaf in jax.tree.leaves(backward))

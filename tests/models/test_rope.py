@@ -19,7 +19,8 @@ def test_products_depend_only_on_the_distance():
 
 def test_turns_by_the_published_angle():
     """Pair 1 of 2 at position 3: 3 / theta ** (2 / 4)."""
-    turned = rotation(4, 4, theta=16.0)(np.array([0.0, 1.0, 0.0, 0.0]).reshape(1, 1, 1, 4))
+    pair = np.array([0, 1, 0, 0], np.float32).reshape(1, 1, 1, 4)
+    turned = rotation(4, 4, theta=16.0)(pair)
     angle = 3 / 4
     np.testing.assert_allclose(
         turned[0, 3, 0], [0, np.cos(angle), 0, np.sin(angle)], rtol=1e-6, atol=1e-7

@@ -85,11 +85,16 @@ def compiled(strategy: Strategy, **changes):
 
 
 @functools.cache
+def fresh(**changes):
+    """A fresh state in host memory, which no step can donate."""
+    return jax.device_get(init_state(workload(**changes), jax.random.key(0)))
+
+
+@functools.cache
 def alone(**changes):
     """Gradients and metrics of one device, which knows no constraint."""
-    load = workload(**changes)
-    step = jax.jit(make_step(load, as_strategy(Data(1))))
-    return observed(*step(init_state(load, jax.random.key(0)), random_batch()))
+    step = jax.jit(make_step(workload(**changes), as_strategy(Data(1))))
+    return observed(*step(fresh(**changes), random_batch()))
 
 
 def observed(state, metrics):
@@ -100,7 +105,7 @@ def observed(state, metrics):
 
 def on_the_mesh(strategy, **changes):
     program, (state_shardings, batch_shardings) = compiled(as_strategy(strategy), **changes)
-    state = init_state(workload(**changes), jax.random.key(0), state_shardings)
+    state = jax.device_put(fresh(**changes), state_shardings)
     return observed(*program(state, jax.device_put(random_batch(), batch_shardings)))
 
 
@@ -123,8 +128,7 @@ def test_a_strategy_computes_what_one_device_does(strategy):
     "changes",
     [
         {"layers": "unrolled", "mlp": "plain", "embeddings": "tied"},
-        {"dropout": 0.5},
-        {"num_kv_heads": 2, "embeddings": "tied"},
+        {"num_kv_heads": 2, "dropout": 0.5},
     ],
     ids=lambda changes: ",".join(changes),
 )
@@ -171,9 +175,8 @@ def test_tensor_parallelism_gathers_nothing():
 
 
 def test_dropout_differs_from_step_to_step():
-    load = workload(dropout=0.5)
-    step = jax.jit(make_step(load, as_strategy(Data(1))))
-    state, batch = init_state(load, jax.random.key(0)), random_batch()
+    step = jax.jit(make_step(workload(dropout=0.5), as_strategy(Data(1))))
+    state, batch = fresh(dropout=0.5), random_batch()
     losses = [float(step({**state, "step": jnp.int32(n)}, batch)[1]["loss"]) for n in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 

@@ -1,0 +1,41 @@
+r"""A small decoder on eight devices: five ways to share one step.
+
+  python -m launch.compare --config=configs/quickstart.py
+  python -m launch.compare --config=configs/quickstart.py --config.batch.seq_len=128
+
+Needs no accelerator: ``cpu:8`` is emulated, ``v5e:2x4`` is compiled ahead of time.
+
+Expected: two rows per strategy.  Data parallelism moves each gradient once; FSDP moves each
+weight twice and its gradient once, and keeps an eighth of the state; tensor parallelism moves
+activations, four times a layer, which costs most at this size.
+"""
+
+from spmdlab.config import Experiment
+from spmdlab.models.config import DecoderConfig
+from spmdlab.strategies import Data, Fsdp, Tensor
+from spmdlab.workload import BatchConfig
+
+STRATEGIES = {
+    "data": Data(8),
+    "fsdp": Fsdp(8),
+    "tensor": Tensor(8),
+    "fsdp_tensor": Fsdp(4) * Tensor(2),
+    "data_fsdp_tensor": Data(2) * Fsdp(2) * Tensor(2),
+}
+
+
+def get_config() -> Experiment:
+    return Experiment(
+        model=DecoderConfig(
+            vocab_size=256,
+            num_layers=4,
+            embed_dim=512,
+            num_heads=8,
+            num_kv_heads=8,
+            head_dim=64,
+            mlp_dim=1536,
+        ),
+        batch=BatchConfig(global_batch=64, seq_len=256),
+        strategies=dict(STRATEGIES),
+        targets=("cpu:8", "v5e:2x4"),
+    )
