@@ -26,6 +26,10 @@ MAXTEXT = (
     "compile_topology=v5e-256 compile_topology_num_slices=1 model_name=llama2-7b "
     "per_device_batch_size=4 max_target_length=2048 remat_policy=full run_name=benchmark"
 ).split()
+FIND_MAXTEXT = """
+import importlib.util
+print(importlib.util.find_spec("maxtext").submodule_search_locations[0])
+"""
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -70,8 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     theirs_python = arguments.maxtext_python
-    where = "import importlib.util as u; print(u.find_spec('maxtext').submodule_search_locations[0])"
-    package = subprocess.check_output([theirs_python, "-c", where], text=True).strip()
+    package = subprocess.check_output([theirs_python, "-c", FIND_MAXTEXT], text=True).strip()
     ours: list[Run] = []
     theirs: list[Run] = []
     with tempfile.TemporaryDirectory() as out:

@@ -39,6 +39,7 @@ def get_config(chip: str = "all") -> Experiment:
             num_kv_heads=8,
             head_dim=128,
             mlp_dim=28_672,
+            attention="flash",
             rope_theta=500_000.0,
         ),
         batch=BatchConfig(per_device_batch=1, seq_len=4096),

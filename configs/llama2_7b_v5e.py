@@ -25,6 +25,7 @@ def get_config() -> Experiment:
             num_kv_heads=32,
             head_dim=128,
             mlp_dim=11_008,
+            attention="flash",
         ),
         batch=BatchConfig(per_device_batch=4, seq_len=2048),
         strategies={"fsdp": as_strategy(Fsdp(256)).with_options(remat="full")},

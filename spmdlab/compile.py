@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from spmdlab.cost.memory import CompiledMemory
 from spmdlab.errors import CompileError, DoesNotFit
 from spmdlab.hardware.topology import Placement
-from spmdlab.mesh import build_mesh, constrainer, placement
+from spmdlab.mesh import MeshShards, build_mesh, constrainer, placement
 from spmdlab.strategies.plan import ShardingPlan, plan
 from spmdlab.strategies.product import Strategy
 from spmdlab.targets import Target
@@ -94,6 +94,7 @@ def jitted_step(workload: Workload, strategy: Strategy, layout: Layout, seed: in
         constrain_optimizer=constrainer(
             layout.mesh, {**strategy.rules(), **strategy.optimizer_rules()}
         ),
+        shards=MeshShards(layout.mesh, strategy.rules()),
         seed=seed,
     )
     state = layout.shardings(abstract_state(workload))

@@ -1,12 +1,13 @@
 """Meshes: a strategy's axes laid over a target's devices, so that the busiest stay close."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spmdlab.errors import ShardingError
 from spmdlab.hardware.topology import Placement, Topology
@@ -150,6 +151,53 @@ def constrainer(mesh: Mesh, rules: Rules) -> Constrain:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
     return constrain
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeshShards:
+    """Runs functions on each device's own part of arrays (see `spmdlab.models.weights.Shards`)."""
+
+    mesh: Mesh
+    rules: Rules
+
+    def ways(self, axis: str) -> int:
+        """Parts that the dims of a logical axis are split into."""
+        return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.rules[axis])
+
+    def locally(
+        self,
+        function: Callable[..., jax.Array],
+        axes_in: Sequence[Sequence[str | None]],
+        axes_out: Sequence[str | None],
+    ) -> Callable[..., jax.Array]:
+        """Returns ``function`` run on each device's parts; it must need no other part.
+
+        Raises (the function returned, while tracing):
+            ShardingError: A dim does not divide.
+        """
+        if self.mesh.size == 1:
+            return function
+        mesh_shape = {str(axis): size for axis, size in self.mesh.shape.items()}
+
+        def spec(axes: Sequence[str | None]) -> PartitionSpec:
+            return PartitionSpec(*(self.rules[axis] or None if axis else None for axis in axes))
+
+        # Kernels do not say over which axes their results vary, hence no check of it; all mesh
+        # axes are manual, so what differs between devices differs by their parts alone.
+        mapped = jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=tuple(spec(axes) for axes in axes_in),
+            out_specs=spec(axes_out),
+            check_vma=False,
+        )
+
+        def run(*arrays: jax.Array) -> jax.Array:
+            for array, axes in zip(arrays, axes_in, strict=True):
+                partition_spec(f"{tuple(axes)}", array.shape, axes, self.rules, mesh_shape)
+            return mapped(*arrays)
+
+        return run
 
 
 def _text(axes: Mapping[str, int]) -> str:

@@ -98,7 +98,9 @@ class Compute:
         total = 0.0
         for home, product in self._products(scope, instruction):
             operands = home.operands(product)
-            narrowest = min((o.shape for o in operands[:2]), key=lambda s: s.num_bytes / max(1, s.num_elements))
+            narrowest = min(
+                (o.shape for o in operands[:2]), key=lambda s: s.num_bytes / max(1, s.num_elements)
+            )
             rate = self._rate(narrowest.dtype, product.attributes.get("operand_precision", ""))
             total += self._counter.instruction(home, product).matmul / rate
         return total

@@ -19,9 +19,9 @@ from spmdlab.hlo.shapes import MAX_ELEMENTS, Shape
 
 _ELEMENTWISE = frozenset(
     "add subtract multiply divide remainder maximum minimum and or xor not negate abs sign "
-    "compare select clamp convert bitcast-convert round-nearest-afz round-nearest-even floor ceil is-finite "
-    "popcnt count-leading-zeros shift-left shift-right-arithmetic shift-right-logical "
-    "reduce-precision real imag complex stochastic-convert".split()
+    "compare select clamp convert bitcast-convert round-nearest-afz round-nearest-even floor "
+    "ceil is-finite popcnt count-leading-zeros shift-left shift-right-arithmetic "
+    "shift-right-logical reduce-precision real imag complex stochastic-convert".split()
 )
 _TRANSCENDENTAL = frozenset(
     "exponential exponential-minus-one log log-plus-one logistic power sqrt rsqrt cbrt tanh tan "
@@ -161,7 +161,9 @@ def dot_flops(instruction: Instruction, shapes: Sequence[Shape]) -> float:
     dims = shapes[0].dims
     contracted = instruction.integers("lhs_contracting_dims")
     if any(dim >= len(dims) for dim in contracted):
-        raise HloError(f"line {instruction.line_number}: contracting dim outside {str(shapes[0])[:80]}")
+        raise HloError(
+            f"line {instruction.line_number}: contracting dim outside {str(shapes[0])[:80]}"
+        )
     return 2.0 * instruction.shape.num_elements * math.prod(dims[dim] for dim in contracted)
 
 
@@ -187,10 +189,10 @@ def convolution_flops(instruction: Instruction, shapes: Sequence[Shape]) -> floa
             lhs[left.index(label)],
             rhs[right.index(label)],
             result[out.index(label)],
-            stride=_pick(_pairs(instruction, "stride"), dim, 1),
+            stride=max(1, _pick(_pairs(instruction, "stride"), dim, 1)),
             low=_pick(_pads(instruction), dim, 0),
-            base=_pick(_pairs(instruction, "lhs_dilate"), dim, 1),
-            window=_pick(_pairs(instruction, "rhs_dilate"), dim, 1),
+            base=max(1, _pick(_pairs(instruction, "lhs_dilate"), dim, 1)),
+            window=max(1, _pick(_pairs(instruction, "rhs_dilate"), dim, 1)),
         )
     feature_groups = (instruction.integers("feature_group_count") or (1,))[0]
     batch_groups = (instruction.integers("batch_group_count") or (1,))[0]
@@ -248,7 +250,9 @@ def _pad_pairs(instruction: Instruction) -> list[tuple[int, int]]:
 def _window_elements(instruction: Instruction) -> int:
     elements = math.prod(_pairs(instruction, "size"))
     if elements > MAX_ELEMENTS:
-        raise HloError(f"line {instruction.line_number}: a window of over {MAX_ELEMENTS:.2g} elements")
+        raise HloError(
+            f"line {instruction.line_number}: a window of over {MAX_ELEMENTS:.2g} elements"
+        )
     return elements
 
 
@@ -267,6 +271,4 @@ def _broadcast_span(instruction: Instruction) -> int:
 
 
 def _pick(values: Sequence[int], index: int, default: int) -> int:
-    return max(values[index], default) if default and index < len(values) else (
-        values[index] if index < len(values) else default
-    )
+    return values[index] if index < len(values) else default

@@ -19,8 +19,8 @@ PALLAS_TARGETS = frozenset({"tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_g
 # Custom calls that compute nothing: they allocate, alias, mark or synchronise.
 FREE_TARGETS = frozenset(
     "AllocateBuffer ConcatBitcast AsyncCollectiveStart AsyncCollectiveDone Sharding "
-    "SPMDFullToShardShape SPMDShardToFullShape AssumeGatherIndicesInBound annotate_device_placement "
-    "MoveToHost MoveToDevice PinToDevice PinToVmem BitcastConvert LayoutConstraint "
+    "SPMDFullToShardShape SPMDShardToFullShape AssumeGatherIndicesInBound MoveToHost "
+    "annotate_device_placement MoveToDevice PinToDevice PinToVmem BitcastConvert LayoutConstraint "
     "xla.sdy.FuncResultSharding".split()
 )
 

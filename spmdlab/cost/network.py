@@ -148,8 +148,10 @@ class Network:
         # Devices of one chip share its links; a group that holds both has the share of both.
         cores = self._cores(span)
         link = self._chip.ici_link_bytes_per_s * self._chip.ici_efficiency
-        seconds = payload * (n - 1) / n / (max(links, 1e-9) * cores * link) if span.dims else (
-            payload * (n - 1) / n / link
+        seconds = (
+            payload * (n - 1) / n / (max(links, 1e-9) * cores * link)
+            if span.dims
+            else (payload * (n - 1) / n / link)
         )
         return seconds + max(hops, 1) * self._chip.ici_hop_latency_s
 

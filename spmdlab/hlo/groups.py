@@ -60,12 +60,8 @@ def parse_groups(text: str, num_devices: int) -> Groups:
             raise HloError(f"replica groups {text[:80]!r}: expected [groups,size]")
         ids = _iota(_ints(found[2]), _ints(found[3] or ""), text)
         if math.prod(shape) != len(ids):
-            raise HloError(
-                f"replica groups {text[:80]!r}: {shape[0]}x{shape[1]} is not {len(ids)}"
-            )
-        return tuple(
-            ids[g * shape[1] : (g + 1) * shape[1]] for g in range(shape[0])
-        )
+            raise HloError(f"replica groups {text[:80]!r}: {shape[0]}x{shape[1]} is not {len(ids)}")
+        return tuple(ids[g * shape[1] : (g + 1) * shape[1]] for g in range(shape[0]))
     if found := _MESH.match(text):
         return _mesh_groups(found[1], found[2], found[3], text)
     if text.startswith("{") and text.endswith("}") and not text.strip("{}, \t0123456789"):
@@ -157,8 +153,7 @@ def _mesh_groups(axes_text: str, device_ids: str | None, refs_text: str, text: s
 
     def selected(name: str, before: int, size: int) -> bool:
         return any(
-            ref == name
-            and (not start or int(start) <= before <= int(start) * int(length) // size)
+            ref == name and (not start or int(start) <= before <= int(start) * int(length) // size)
             for ref, start, length in refs
         )
 
@@ -191,6 +186,8 @@ def _iota(dims: tuple[int, ...], permutation: tuple[int, ...], text: str) -> tup
     """``range(n).reshape(dims).transpose(permutation).flatten()``."""
     _limit_rank(len(dims), text)
     _limit(math.prod(dims), text)
+    if min(dims, default=0) < 1:
+        raise HloError(f"replica groups {text[:80]!r}: a dim of no devices")
     permutation = permutation or tuple(range(len(dims)))
     if sorted(permutation) != list(range(len(dims))):
         raise HloError(f"replica groups {text[:80]!r}: not a permutation of {len(dims)} dims")

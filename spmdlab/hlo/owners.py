@@ -41,6 +41,8 @@ class Owners:
         self._program = program
         self._forward: dict[tuple[str, str], Tree] = {}
         self._backward: dict[tuple[str, str], Tree] = {}
+        # What single parts of a tuple are used for, until the tuple itself is reached.
+        self._parts: dict[tuple[str, str], dict[int, Tree]] = {}
         entry = program.entry
         self.arguments: dict[int, str] = {
             int(parameter.literal): argument_path(parameter.op_name)
@@ -125,6 +127,9 @@ class Owners:
         labels = self._backward
         self._mark(scope, scope.root, result)
         for instruction in reversed(scope.instructions):
+            if parts := self._parts.pop((scope.name, instruction.name), None):
+                used = tuple(parts.get(index, _NONE) for index in range(max(parts) + 1))
+                self._mark(scope, instruction, used)
             label = labels.get((scope.name, instruction.name), _NONE)
             if _flat(label):
                 self._spread(scope, instruction, label)
@@ -140,8 +145,9 @@ class Owners:
             for operand, part in zip(operands, label, strict=False):
                 self._mark(scope, operand, part)
         elif opcode == "get-tuple-element":
+            parts = self._parts.setdefault((scope.name, operands[0].name), {})
             index = instruction.integers("index")[0]
-            self._mark(scope, operands[0], (_NONE,) * index + (label,))
+            parts[index] = _union(parts.get(index, _NONE), label)
         elif opcode in _CALLS and instruction.called:
             inner = self._program.computations[instruction.called[0]]
             for operand, part in zip(operands, self._run_backward(inner, label), strict=False):

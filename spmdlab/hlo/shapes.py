@@ -25,9 +25,7 @@ DTYPE_BITS: dict[str, int] = {
     "c128": 128,
     "f4e2m1fn": 4,
     "f8e8m0fnu": 8,
-    **dict.fromkeys(
-        "f8e3m4 f8e4m3 f8e4m3b11fnuz f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz".split(), 8
-    ),
+    **dict.fromkeys("f8e3m4 f8e4m3 f8e4m3b11fnuz f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz".split(), 8),
     "token": 0,
     "opaque": 0,
 }

@@ -24,6 +24,7 @@ _OPERANDS: Mapping[str, int] = {
     "get-tuple-element": 1,
     "sort": 1,
     "send": 1,
+    "recv": 1,
     "copy-start": 1,
     "slice-start": 1,
     "dynamic-slice-start": 1,
@@ -41,7 +42,7 @@ _OPERANDS: Mapping[str, int] = {
     "select-and-scatter": 3,
 }
 # Their results and operands are arrays, or tuples that hold one.
-_ON_ARRAYS = (*_OPERANDS, "map", "recv")
+_ON_ARRAYS = frozenset(_OPERANDS) - {"get-tuple-element"} | {"map"}
 _DMA_PAIRS = frozenset({"copy-start", "slice-start", "dynamic-slice-start"})
 _DOT_DIMS = {
     "lhs_contracting_dims": 0,
@@ -91,7 +92,7 @@ def _problem(program: Program, scope: Computation, instruction: Instruction) -> 
     if len(operands) < needed:
         return f"has {len(operands)} operands, needs {needed}"
     if (opcode in _ON_ARRAYS or opcode.endswith("-start")) and not all(
-        part.arrays for part in (shape, *operands)
+        map(_holds_array, (shape, *operands))
     ):
         return "works on an empty tuple"
     if opcode == "tuple":
@@ -120,9 +121,7 @@ def _dot_problem(instruction: Instruction, operands: list[Shape]) -> str | None:
     return None
 
 
-def _call_problem(
-    program: Program, instruction: Instruction, operands: list[Shape]
-) -> str | None:
+def _call_problem(program: Program, instruction: Instruction, operands: list[Shape]) -> str | None:
     """Whether the computations called fit the operands and the result."""
     opcode = instruction.opcode
     if opcode in ("fusion", "call"):
@@ -150,6 +149,10 @@ def _call_problem(
 
 
 _LOOP = ("condition", "body")
+
+
+def _holds_array(shape: Shape) -> bool:
+    return not shape.is_tuple or any(map(_holds_array, shape.parts))
 
 
 def _same_parts(left: tuple[Shape, ...] | list[Shape], right: list[Shape]) -> bool:

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from spmdlab.models.config import DecoderConfig
+from spmdlab.models.flash import flash_attend
 from spmdlab.models.rope import Rotation
 from spmdlab.models.weights import Layout, matrix
 
@@ -21,6 +22,7 @@ class Attention(nnx.Module):
         D, H, N, K = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim
         dtype = config.param_dtype
         kv_axes = ("embed", "kv_heads", "head_dim")
+        self.attend = ATTEND[config.attention]
         self.query = matrix(rngs, (D, H, K), ("embed", "heads", "head_dim"), fan_in=D, dtype=dtype)
         self.key = matrix(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
         self.value = matrix(rngs, (D, N, K), kv_axes, fan_in=D, dtype=dtype)
@@ -38,7 +40,7 @@ class Attention(nnx.Module):
         q_BTHK = checkpoint_name(rotate(heads("query", "act_heads")), "query")
         k_BSNK = checkpoint_name(rotate(heads("key", "act_kv_heads")), "key")
         v_BSNK = checkpoint_name(heads("value", "act_kv_heads"), "value")
-        y_BTHK = attend(q_BTHK, k_BSNK, v_BSNK, layout)
+        y_BTHK = self.attend(q_BTHK, k_BSNK, v_BSNK, layout)
         y_BTHK = checkpoint_name(y_BTHK, "context")
         return layout.product("BTHK,HKD->BTD", y_BTHK, self, "out")
 
@@ -66,3 +68,17 @@ def attend(q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, layout: Layo
     probs_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHK.dtype)
     y_BTHK = jnp.einsum("BHTS,BSHK->BTHK", probs_BHTS, v_BSHK)
     return layout.activation(y_BTHK, "act_batch", "act_len", "act_heads", "act_head_dim")
+
+
+def flash(q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, layout: Layout) -> jax.Array:
+    """The same through a Pallas kernel where the program is for TPU, see `flash_attend`."""
+
+    def otherwise(q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array) -> jax.Array:
+        return attend(q_BTHK, k_BSNK, v_BSNK, layout)
+
+    y_BTHK = flash_attend(q_BTHK, k_BSNK, v_BSNK, layout, otherwise)
+    return layout.activation(y_BTHK, "act_batch", "act_len", "act_heads", "act_head_dim")
+
+
+ATTEND = {"dot": attend, "flash": flash}
+"""`DecoderConfig.attention` -> what computes it."""

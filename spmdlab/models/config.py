@@ -6,7 +6,7 @@ from typing import Literal, get_args
 Mlp = Literal["gated", "plain"]
 Embeddings = Literal["tied", "untied"]
 Layers = Literal["scanned", "unrolled"]
-Attention = Literal["dot"]
+Attention = Literal["dot", "flash"]
 FloatType = Literal["float32", "bfloat16", "float64"]
 
 
@@ -56,7 +56,9 @@ class DecoderConfig:
     """Dtype of matrix products, and of weights and gradients on the wire."""
 
     attention: Attention = "dot"
-    """``dot``: scores of all pairs, in plain JAX."""
+    """``dot``: scores of all pairs, in plain JAX.  ``flash``: JAX's Pallas kernel for TPU, which
+    never holds them; on other platforms the same as ``dot``.  Lengths and heads are multiples of
+    128."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, one sentence each."""

@@ -14,7 +14,7 @@ from spmdlab.models.mlp import Mlp
 from spmdlab.models.norm import RmsNorm
 from spmdlab.models.remat import rematerialized
 from spmdlab.models.rope import Rotation, rotation
-from spmdlab.models.weights import RESIDUAL, Constrain, Layout, unconstrained
+from spmdlab.models.weights import RESIDUAL, Constrain, Layout, Shards, unconstrained
 
 
 class Block(nnx.Module):
@@ -75,6 +75,7 @@ class Decoder(nnx.Module):
         *,
         constrain: Constrain = unconstrained,
         constrain_gradient: Constrain | None = None,
+        shards: Shards | None = None,
         dropout_key: jax.Array | None = None,
         remat: str = "none",
     ) -> jax.Array:
@@ -84,6 +85,7 @@ class Decoder(nnx.Module):
             tokens_BT: Token ids.
             constrain: Lays out an array by the logical axes of its dims.
             constrain_gradient: The same for gradients of weights; None: as ``constrain``.
+            shards: Runs kernels on each device's own part; None: there is one device.
             dropout_key: None switches dropout off.
             remat: A name in `spmdlab.models.remat.REMAT`.  An argument, because what to
                 recompute belongs to the strategy.
@@ -91,7 +93,7 @@ class Decoder(nnx.Module):
         Raises:
             ConfigError: There is no remat policy of that name.
         """
-        layout = Layout(constrain, constrain_gradient)
+        layout = Layout(constrain, constrain_gradient, shards)
         with jax.named_scope("embed"):
             x_BTD = self.embed(tokens_BT, layout)
         with jax.named_scope("layers"):

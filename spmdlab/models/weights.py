@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,20 @@ RESIDUAL: Axes = ("act_batch", "act_res_len", "act_embed")
 INSIDE: Axes = ("act_batch", "act_len", "act_embed")
 
 
+class Shards(Protocol):
+    """What runs on each device's own part of arrays, where the partitioner cannot look inside."""
+
+    def ways(self, axis: str) -> int:
+        """Parts that the dims of a logical axis are split into."""
+        ...
+
+    def locally(
+        self, function: Callable[..., jax.Array], axes_in: Sequence[Axes], axes_out: Axes
+    ) -> Callable[..., jax.Array]:
+        """Returns ``function`` run on each device's parts; it must need no other part."""
+        ...
+
+
 def unconstrained(x: jax.Array, axes: Axes) -> jax.Array:
     """Leaves ``x`` as it is: the layout on one device."""
     del axes
@@ -53,6 +68,19 @@ class Layout:
 
     constrain_gradient: Constrain | None = None
     """Lays out gradients of weights; None: as the weights."""
+
+    shards: Shards | None = None
+    """Runs functions on each device's own part; None: there is one device."""
+
+    def ways(self, axis: str) -> int:
+        """Parts that the dims of a logical axis are split into."""
+        return self.shards.ways(axis) if self.shards else 1
+
+    def locally(
+        self, function: Callable[..., jax.Array], axes_in: Sequence[Axes], axes_out: Axes
+    ) -> Callable[..., jax.Array]:
+        """Returns ``function`` run on each device's parts of its arguments; see `Shards`."""
+        return self.shards.locally(function, axes_in, axes_out) if self.shards else function
 
     def activation(self, x: jax.Array, *axes: str) -> jax.Array:
         """Pins an activation, and its cotangent, to the layout of its logical axes."""

@@ -16,7 +16,7 @@ from spmdlab.lookup import pick
 from spmdlab.models.loss import cross_entropy
 from spmdlab.models.params import Params, apply, param_axes
 from spmdlab.models.remat import REMAT
-from spmdlab.models.weights import Constrain, unconstrained
+from spmdlab.models.weights import Constrain, Shards, unconstrained
 from spmdlab.train.optimizer import optimizer
 from spmdlab.train.state import BATCH_AXES, State
 from spmdlab.workload import Workload
@@ -55,6 +55,7 @@ def loss_and_grads(
     *,
     constrain: Constrain = unconstrained,
     constrain_gradient: Constrain | None = None,
+    shards: Shards | None = None,
     dropout_key: jax.Array | None = None,
 ) -> LossAndGrads:
     """Returns the loss of a batch and its gradients, summed over microbatches.
@@ -66,6 +67,7 @@ def loss_and_grads(
         batch: ``tokens``, ``targets``, ``weights``, each [B, T].
         constrain: Lays out an array by the logical axes of its dims.
         constrain_gradient: The same for gradients; None: like the weights.
+        shards: Runs kernels on each device's own part; None: there is one device.
         dropout_key: None switches dropout off.
 
     Raises:
@@ -85,6 +87,7 @@ def loss_and_grads(
             part["tokens"],
             constrain=constrain,
             constrain_gradient=constrain_gradient,
+            shards=shards,
             dropout_key=key,
             remat=strategy.remat,
         )
@@ -119,6 +122,7 @@ def make_step(
     constrain: Constrain = unconstrained,
     *,
     constrain_optimizer: Constrain | None = None,
+    shards: Shards | None = None,
     seed: int = 0,
 ) -> Step:
     """Returns one optimizer step, a pure function ``(state, batch) -> (state, metrics)``.
@@ -132,6 +136,7 @@ def make_step(
         constrain_optimizer: The same for gradients and optimizer state; None: like the
             weights.  They differ under ZeRO-1, where each device updates its share of
             weights that all hold.
+        shards: Runs kernels on each device's own part; None: there is one device.
         seed: Of dropout; each step folds its number in.
 
     Raises:
@@ -152,6 +157,7 @@ def make_step(
             batch,
             constrain=constrain,
             constrain_gradient=constrain_optimizer,
+            shards=shards,
             dropout_key=key,
         )
         with jax.named_scope("optimizer"):

@@ -191,6 +191,18 @@ def test_a_send_costs_what_a_permute_costs_and_its_recv_nothing_more():
     assert received.mesh_axes.axes == ("b",)
 
 
+def test_the_devices_of_a_chip_send_over_their_own_share_of_a_link():
+    placement = place((4, 4, 4), "tpu7x")
+    assert permute(placement, shift(placement, "a")).seconds == pytest.approx(V / LINK)
+
+
+def test_a_group_that_fills_no_box_is_priced_on_one_link():
+    """Three chips of a row and one of the next."""
+    corner = collective("all-gather", ((0, 1, 2, 4),))
+    found = Network(place((4, 4)), ideal()).price(corner)
+    assert found.seconds == pytest.approx(V * 3 / 4 / LINK)
+
+
 def test_messages_to_oneself_are_free():
     assert permute(place((4, 4)), ((0, 0), (1, 1))).seconds == 0
 

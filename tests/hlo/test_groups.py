@@ -157,6 +157,7 @@ def test_pairs(attributes):
         pytest.param("[2,3]<=[8]", "2x3 is not 8", id="count"),
         pytest.param("[8]<=[8]", r"expected \[groups,size\]", id="rank"),
         pytest.param("[2,4]<=[2,4]T(0,0)", "not a permutation", id="permutation"),
+        pytest.param("[2,0]<=[2,0]", "a dim of no devices", id="nobody"),
         pytest.param("[2,4]<=[2,4]T(0)", "not a permutation", id="short-permutation"),
         pytest.param("mesh['a'=8] {'b'}", "no mesh axis 'b'", id="axis"),
         pytest.param("mesh['a'=8] {'a':(3)2}", "does not divide 'a'", id="sub-axis"),

@@ -74,6 +74,22 @@ def test_header_tables_and_donation(name):
     assert {frame.file for frame in program.frames.values()} >= {"/home/user/model.py"}
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_stack_leads_from_the_layer_outwards(name):
+    """What calls the layer differs from case to case; make.py called it all."""
+    program = parse(sample(name))
+    stacks = [
+        [frame.function.rpartition(".")[2] for frame in program.stack(i.stack_frame_id)]
+        for c in program.computations.values()
+        for i in c.instructions
+        if i.opcode in ("dot", "convolution") and i.stack_frame_id
+    ]
+    assert stacks
+    for functions in stacks:
+        assert functions[0] == "layer"
+        assert functions[-3:] == ["lower", "main", "<module>"]
+
+
 def test_a_literal_over_several_lines():
     program = parse(
         f"""{HEAD}ENTRY %main () -> f32[2,2] {{
@@ -139,7 +155,7 @@ def test_refuses_nothing(text):
         parse(text)
 
 
-FUZZED = ("jax0.10_cpu_fsdp_tensor_scanned", "jax0.12_v5e_fsdp_tensor_scanned")
+FUZZED = ("jax0.10_cpu_fsdp_tensor_scanned", "jax0.12_2xv5e_sliced_scanned")
 fuzzed = pytest.mark.parametrize("name", FUZZED)
 NUMBERS = st.sampled_from(
     ["-1", "0", "7", "4096", "99999999", str(2**63), "1" + "0" * 30, "9" * 5000]
@@ -147,7 +163,7 @@ NUMBERS = st.sampled_from(
 
 
 def target_of(name: str) -> str:
-    return "cpu:8" if "cpu" in name else "v5e:2x4"
+    return "cpu:8" if "cpu" in name else "2*v5e:2x4"
 
 
 def test_the_samples_survive_undamaged():
@@ -189,7 +205,7 @@ def test_lines_dropped_doubled_or_moved(name, data):
 
 
 @fuzzed
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_numbers_changed(name, data):
     """Sizes, indices, ids, counts: each may be negative, enormous, or just wrong."""
@@ -202,7 +218,7 @@ def test_numbers_changed(name, data):
 
 
 @fuzzed
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_words_exchanged(name, data):
     """Opcodes, names, types and attributes put where others were."""
@@ -216,7 +232,7 @@ def test_words_exchanged(name, data):
 
 
 @fuzzed
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_opcodes_exchanged(name, data):
     text = sample(name)
@@ -246,7 +262,7 @@ def test_any_text(text):
 LONG = 1_000_000
 
 
-FILLERS = """( (( { [ " \\" "\\ % a a, /* = a= 1 1_ _ , {{ x( f32[ (f32[],""".split()
+FILLERS = """( { [ " \\" % a, /* = 1_ , f32[ (f32[],""".split()
 
 
 @pytest.mark.parametrize(

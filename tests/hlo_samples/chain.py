@@ -16,7 +16,8 @@ LONGEST_S = 20.0
 def survives(text: str, target: str = "cpu:8") -> Timeline | HloError:
     """Parses, prices and replays; an `HloError` is the only error it may end in."""
     topology = parse_topology(target)
-    placement = row_major_placement(topology, {"fsdp": 4, "tensor": 2})
+    axes = {"data": topology.num_devices // 8, "fsdp": 4, "tensor": 2}
+    placement = row_major_placement(topology, axes)
     start = time.perf_counter()
     try:
         outcome: Timeline | HloError = replay(price(parse(text), chip(topology.chip), placement))

@@ -27,14 +27,16 @@ def main(target: str, layout: str, layers: str) -> None:
     else:
         from jax.experimental import topologies
 
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=target).devices
+        slices, _, name = target.rpartition("*")
+        described = {"topology_name": name, "num_slices": int(slices or 1)}
+        devices = topologies.get_topology_desc(platform="tpu", **described).devices
     text = model.lower(layout, devices, scanned=layers == "scanned").compile().as_text()
     text = text.replace(str(HERE), "/home/user").replace(sys.prefix, "/home/user/venv")
     text = re.sub(r"/[^\"]*/(lib/python3[^\"]*)", r"/home/user/venv/\1", text)
     arguments = " ".join(sys.argv[1:])
     header = f"// jax {jax.__version__}: python tests/hlo_samples/make.py {arguments}\n"
     line = ".".join(jax.__version__.split(".")[:2])
-    name = f"jax{line}_{target.partition(':')[0]}_{layout}_{layers}.txt.gz"
+    name = f"jax{line}_{target.partition(':')[0].replace('*', 'x')}_{layout}_{layers}.txt.gz"
     packed = gzip.compress((header + text).encode(), mtime=0)
     (HERE / name).write_bytes(packed)
     print(f"{name}: {len(text)} characters, {len(packed)} bytes")

@@ -26,16 +26,21 @@ LAYOUTS = {
         P("fsdp"),
     ),
 }
+# The same over two slices of eight, joined by DCN.
+SLICED = ({"data": 2, "fsdp": 8}, P(None, "fsdp"), P(None, None, "fsdp"), P(("data", "fsdp")))
 
 
 def lower(layout: str, devices: Sequence[Any], *, scanned: bool, remat: bool = True) -> Any:
-    """Lowers one training step of the stack for eight devices."""
-    axes, up_spec, down_spec, x_spec = LAYOUTS[layout]
+    """Lowers one training step of the stack for eight devices, or twice eight if ``sliced``."""
+    axes, up_spec, down_spec, x_spec = SLICED if layout == "sliced" else LAYOUTS[layout]
     shape = tuple(axes.values())
     if devices[0].platform == "cpu":
-        mesh = Mesh(np.array(devices[:8]).reshape(shape), tuple(axes))
+        grid = np.array(devices[:8]).reshape(shape)
+    elif layout == "sliced":
+        grid = mesh_utils.create_hybrid_device_mesh((1, 8), (2, 1), devices=devices)
     else:
-        mesh = Mesh(mesh_utils.create_device_mesh(shape, devices=devices), tuple(axes))
+        grid = mesh_utils.create_device_mesh(shape, devices=devices)
+    mesh = Mesh(grid, tuple(axes))
 
     def layer(x_BTD, up_DF, down_FD):
         h_BTF = jax.nn.gelu(x_BTD @ up_DF.astype(jnp.bfloat16))  # the line of up

@@ -42,7 +42,7 @@ def test_unrolled_layers_are_named_by_number():
 
 
 def test_weights_have_mean_0_and_variance_1_over_the_terms_they_are_summed_with():
-    """Within 5 standard errors: of the mean std / sqrt(n), of the variance var / sqrt(n) or less."""
+    """Within 5 standard errors, of the mean and (at most) of the variance."""
     sizes = {**SIZES, "num_layers": 1, "vocab_size": 256, "embed_dim": 64, "mlp_dim": 256}
     params = init_params(DecoderConfig(**sizes), jax.random.key(0))
     for weight, terms in [

@@ -151,27 +151,35 @@ def test_unrolled_layers_have_the_scanned_ones_gradients():
     check_same((unrolled, same_metrics), (stacked, metrics))
 
 
-def gathers(strategy, **changes) -> list[str]:
-    text = compiled(as_strategy(strategy), **changes)[0].as_text()
-    found = [line for line in text.splitlines() if re.search(r" all-gather(-start)?\(", line)]
-    return [re.search(r'op_name="([^"]*)"', line)[1] for line in found]
+def collectives(strategy, kinds: str) -> list[str]:
+    """Lines of the compiled step with a collective of these kinds (alternatives of a regex)."""
+    text = compiled(as_strategy(strategy))[0].as_text()
+    return [line for line in text.splitlines() if re.search(rf" ({kinds})(-start)?\(", line)]
 
 
 def test_fsdp_gathers_each_layers_weights_forward_and_backward():
     """Seven matrices a layer, once in each loop's body, and their names in the metadata."""
     names = ["attention/key", "attention/out", "attention/query", "attention/value"]
     names += ["mlp/down", "mlp/gate", "mlp/up"]
-    inside = [name for name in gathers(Fsdp(8)) if "while/body" in name]
+    gathers = collectives(Fsdp(8), "all-gather")
+    paths = [re.search(r'op_name="([^"]*)"', line)[1] for line in gathers]
+    inside = [path for path in paths if "while/body" in path]
     weight = re.compile(r"(attention|mlp)/\w+(?=/)")
-    backward = [weight.search(name)[0] for name in inside if "transpose" in name]
-    forward = [weight.search(name)[0] for name in inside if "transpose" not in name]
+    backward = [weight.search(path)[0] for path in inside if "transpose" in path]
+    forward = [weight.search(path)[0] for path in inside if "transpose" not in path]
     assert sorted(forward) == names
     assert sorted(backward) == names
 
 
 def test_tensor_parallelism_gathers_nothing():
     """Neither weights, nor the logits of the whole vocabulary."""
-    assert gathers(Tensor(8)) == []
+    assert collectives(Tensor(8), "all-gather|all-to-all|collective-permute") == []
+
+
+def test_cutting_the_batch_into_microbatches_moves_no_tokens():
+    strategy = STRATEGIES["accumulate"]
+    assert collectives(strategy, "all-to-all|collective-permute") == []
+    assert [line for line in collectives(strategy, "all-gather") if " s32[" in line] == []
 
 
 def test_dropout_differs_from_step_to_step():
