@@ -189,7 +189,7 @@ def _calls(computations: Mapping[str, Computation]) -> None:
 def _visits(instruction: Instruction) -> int:
     """How often the walks of this package enter what an instruction calls."""
     if instruction.opcode == "while":
-        return 3  # iterations that the replay runs
+        return 2  # the replay's first iteration, and the one that stands for the rest
     if instruction.opcode == "fusion":  # an operand given twice is followed twice
         return max(Counter(instruction.operands).values(), default=1)
     return 1

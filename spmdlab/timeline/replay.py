@@ -13,8 +13,6 @@ from spmdlab.cost.ledger import Action, Ledger, Row
 
 MAX_EVENTS = 50_000
 """Events kept for the picture of a timeline."""
-_ITERATIONS = 3
-"""Iterations of a loop that are run at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,25 +127,20 @@ class _Replay:
                 self._work(action, clocks, times, show)
 
     def _loop(self, action: Action, clocks: _Clocks, times: float, show: bool) -> None:
-        """Runs iterations until two start alike; the last one run stands for the rest.
-
-        The first may meet what is under way outside, so the third at the latest is typical.
-        """
-        left, entered, run = action.trips, None, 0
+        """The first iteration meets what is under way outside; the second stands for the rest."""
         used = self._used(action)
-        while left > 0:
-            busy = {name: max(0.0, clocks.links.get(name, 0.0) - clocks.compute) for name in used}
-            run += 1
-            stands_for = left if busy == entered or run == _ITERATIONS else 1.0
+        for number, stands_for in enumerate((1.0, action.trips - 1)):
+            if number >= action.trips:
+                break
             before = clocks.compute
-            self._run(action.body, clocks, times * stands_for, show and run == 1)
+            busy = {name: max(0.0, clocks.links.get(name, 0.0) - before) for name in used}
+            self._run(action.body, clocks, times * stands_for, show and number == 0)
             skipped = (clocks.compute - before) * (stands_for - 1)
             for name in used:
                 # What is still under way moves along, further if each iteration adds to it.
                 grown = clocks.links[name] - clocks.compute - busy[name]
                 clocks.links[name] += skipped + max(0.0, grown) * (stands_for - 1)
             clocks.compute += skipped
-            left, entered = left - stands_for, busy
 
     def _used(self, loop: Action) -> frozenset[str]:
         """The links and engines that a loop occupies."""

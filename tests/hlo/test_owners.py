@@ -96,6 +96,11 @@ def test_gradients_under_data(platform):
     assert [row.parameter for row in loss] == [None] * len(loss)
 
 
+def donating(pairs: str) -> str:
+    """A header in which outputs reuse the buffers of arguments."""
+    return HEAD.replace("scheduled=true", f"scheduled=true, input_output_alias={{ {pairs} }}")
+
+
 def owners_of(*lines: str, arguments: str = "w x") -> dict[str, tuple[str, ...]]:
     parameters = [
         f'  %{name} = f32[8,8]{{1,0}} parameter({n}), metadata={{op_name="{name}"}}'
@@ -103,7 +108,7 @@ def owners_of(*lines: str, arguments: str = "w x") -> dict[str, tuple[str, ...]]
     ]
     text = "\n".join(
         [
-            HEAD.replace("scheduled=true", "scheduled=true, input_output_alias={ {}: (0, {}) }"),
+            donating("{}: (0, {})"),
             "ENTRY %main (w: f32[8,8], x: f32[8,8]) -> f32[8,8] {",
             *parameters,
             *(f"  {line}" for line in lines),
@@ -151,6 +156,62 @@ def test_a_gradient_belongs_to_what_it_updates():
         "ROOT %n = f32[8,8]{1,0} subtract(%w, %m)",
     )
     assert owners["r"] == ("w",)
+
+
+TWO_UPDATES = f"""{donating("{0}: (0, {}), {1}: (1, {})")}\
+ENTRY %main (w: f32[8,8], x: f32[8,8]) -> (f32[8,8], f32[8,8]) {{
+  %w = f32[8,8]{{1,0}} parameter(0), metadata={{op_name="w"}}
+  %x = f32[8,8]{{1,0}} parameter(1), metadata={{op_name="x"}}
+  %d = f32[8,8]{{1,0}} dot(%w, %x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+  %r = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) all-reduce(%d, %d), replica_groups={{}}
+  %a = f32[8,8]{{1,0}} get-tuple-element(%r), index=0
+  %b = f32[8,8]{{1,0}} get-tuple-element(%r), index=0
+  %n = f32[8,8]{{1,0}} subtract(%w, %a)
+  %m = f32[8,8]{{1,0}} subtract(%x, %b)
+  ROOT %t = (f32[8,8]{{1,0}}, f32[8,8]{{1,0}}) tuple(%n, %m)
+}}
+"""
+
+
+def test_one_sum_may_serve_two_updates():
+    program = parse(TWO_UPDATES)
+    reduce = program.entry.by_name["r"]
+    assert Owners(program).of(program.entry, reduce) == ("w", "x")
+
+
+PIPELINED = f"""{donating("{}: (0, {})")}\
+%condition (s: (f32[8,8], f32[8,8], f32[8,8])) -> pred[] {{
+  %s = STATE parameter(0)
+  ROOT %go = pred[] constant(false)
+}}
+
+%body (s: (f32[8,8], f32[8,8], f32[8,8])) -> (f32[8,8], f32[8,8], f32[8,8]) {{
+  %s = STATE parameter(0)
+  %last = f32[8,8]{{1,0}} get-tuple-element(%s), index=0
+  %x = f32[8,8]{{1,0}} get-tuple-element(%s), index=2
+  %d = f32[8,8]{{1,0}} dot(%x, %x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+  %r = f32[8,8]{{1,0}} all-reduce(%d), replica_groups={{}}
+  ROOT %t = STATE tuple(%r, %last, %x)
+}}
+
+ENTRY %main (w: f32[8,8], x: f32[8,8]) -> f32[8,8] {{
+  %w = f32[8,8]{{1,0}} parameter(0), metadata={{op_name="w"}}
+  %x = f32[8,8]{{1,0}} parameter(1), metadata={{op_name="x"}}
+  %z = f32[] constant(0)
+  %zero = f32[8,8]{{1,0}} broadcast(%z), dimensions={{}}
+  %s = STATE tuple(%zero, %zero, %x)
+  %l = STATE while(%s), condition=%condition, body=%body
+  %g = f32[8,8]{{1,0}} get-tuple-element(%l), index=1
+  ROOT %n = f32[8,8]{{1,0}} subtract(%w, %g)
+}}
+""".replace("STATE", "(f32[8,8]{1,0}, f32[8,8]{1,0}, f32[8,8]{1,0})")
+
+
+def test_a_gradient_handed_on_from_turn_to_turn_keeps_its_owner():
+    """A pipelined loop: what is summed in one turn is passed on in the next."""
+    program = parse(PIPELINED)
+    body = program.computations["body"]
+    assert Owners(program).of(body, body.by_name["r"]) == ("w",)
 
 
 @pytest.mark.parametrize(
