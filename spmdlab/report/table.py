@@ -15,15 +15,15 @@ _STYLES = {"best": "bold green", "ok": "", "does not fit": "yellow", "error": "r
 _COLUMNS = (
     Column(name="strategy", folds=True),
     Column(name="target"),
-    Column(name="status"),
+    Column(name="status", rank=1),
     Column(name="step", justify="right"),
-    Column(name="ideal ..\nno overlap", justify="right", rank=6),
-    Column(name="compute", justify="right", rank=4),
-    Column(name="collective", justify="right", rank=5),
-    Column(name="exposed", justify="right", rank=2),
-    Column(name="memory\npeak / capacity", justify="right", rank=1),
-    Column(name="MFU", justify="right", rank=3),
-    Column(name="evidence", rank=7),
+    Column(name="ideal ..\nno overlap", justify="right", rank=7),
+    Column(name="compute", justify="right", rank=5),
+    Column(name="collective", justify="right", rank=6),
+    Column(name="exposed", justify="right", rank=3),
+    Column(name="memory\npeak / capacity", justify="right", rank=2),
+    Column(name="MFU", justify="right", rank=4),
+    Column(name="evidence", rank=8),
 )
 
 

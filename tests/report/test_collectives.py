@@ -56,9 +56,7 @@ def test_says_what_it_was_priced_for():
 
 
 def test_axes_have_one_name_in_totals_and_rows():
-    text = report(
-        totals=TOTALS | {"wire_bytes": {"data+fsdp": 1024}}, collectives=[collective()]
-    )
+    text = report(totals=TOTALS | {"wire_bytes": {"data+fsdp": 1024}}, collectives=[collective()])
     assert text.count("data+fsdp") == 2
 
 
