@@ -68,9 +68,8 @@ def judge_step(
         ValueError: The two sides have other arrays.
     """
     evidence = evidence or Evidence()
-    norm = math.sqrt(
-        sum(float(np.sum(np.square(g, dtype=np.float64))) for g in found.grads.values())
-    )
+    squares = [np.sum(np.square(grad, dtype=np.float64)) for grad in found.grads.values()]
+    norm = math.sqrt(sum(map(float, squares)))
     state = state_differences(found.state, expected, setting)
     differences: dict[What, list[Difference]] = {
         "loss": [scalar_difference("loss", found.loss, expected.loss, setting.tolerance)],
@@ -149,7 +148,8 @@ class _Doctor:
         if what == "update":
             before = self._expected.before[found.path].astype(np.float64)
             ours, theirs = ours - before, theirs - before
-        cause, text = _of_one_array(ours, theirs, self._setting)
+        setting = dataclasses.replace(self._setting, tolerance=found.tolerance)
+        cause, text = _of_one_array(ours, theirs, setting)
         if cause == "unknown":
             text = "not what one device's optimizer makes of the same gradients"
         return _finding(what, found, cause, text)
@@ -272,13 +272,14 @@ def _of_one_array(found: np.ndarray, expected: np.ndarray, setting: Setting) -> 
     if r is not None and (factor := _factor(r, setting)):
         return factor
     blocks = dict.fromkeys([*axis_products(setting.mesh_axes), setting.accumulate])
-    if found.dtype.kind == "f" and largest_of(expected):
-        if moved := permutation(found, expected, [*blocks], setting.tolerance):
-            order = ", ".join(map(str, moved.order))
-            axes = axis_products(setting.mesh_axes).get(len(moved.order))
-            over = f" over {axes}" if axes else ""
-            text = f"the {len(moved.order)} shards of dim {moved.dim}{over} stand in order {order}"
-            return "shards permuted", text
+    comparable = found.dtype.kind == "f" and largest_of(expected) > 0
+    moved = permutation(found, expected, [*blocks], setting.tolerance) if comparable else None
+    if moved is not None:
+        order = ", ".join(map(str, moved.order))
+        axes = axis_products(setting.mesh_axes).get(len(moved.order))
+        over = f" over {axes}" if axes else ""
+        text = f"the {len(moved.order)} shards of dim {moved.dim}{over} stand in order {order}"
+        return "shards permuted", text
     if r is not None:
         return "unknown", f"{r:.6g} times one device's"
     return "unknown", "no multiple and no permutation of one device's"
