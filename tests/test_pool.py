@@ -144,3 +144,14 @@ def test_leaving_early_ends_the_workers():
     running.close()
     assert time.monotonic() - began < 10
     assert not pathlib.Path(f"/proc/{done.value['pid']}").exists()
+
+
+def test_a_call_that_takes_too_long_is_ended_and_the_others_go_on():
+    calls = [call("slow"), call("double", 1), call("double", 2)]
+    began = time.monotonic()
+    outcomes = dict(pool.run(calls, jobs=2, timeout_s=3))
+    assert time.monotonic() - began < 30
+    assert outcomes[0].error_type == "TimedOut"
+    assert not outcomes[0].expected
+    assert "the process was killed" in outcomes[0].message
+    assert [outcomes[i].value["twice"] for i in (1, 2)] == [2, 4]

@@ -5,10 +5,13 @@ and the channel, which the compiled program's text leads back to an instruction,
 mesh axes, the parameter and the line of Python.
 """
 
+import contextlib
 import json
+import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
 from spmdlab.cost.ledger import price
 from spmdlab.errors import SpmdlabError
@@ -22,10 +25,15 @@ WARN_AFTER_S = 10
 _WAITING = re.compile(r"waiting for `(?:first call to )?([\w ]+?)\W+RendezvousKey\{([^`]*)\}")
 _OP = re.compile(r"op_id=(\d+)")
 _PHASE = "phase.json"
+_STUCK = "stuck"
 
 
 def xla_flags(timeout_s: float) -> str:
-    """Returns the flags that make XLA name a stuck collective, and leave ending it to us."""
+    """Returns the flags that make XLA name a stuck collective, and leave ending it to us.
+
+    Args:
+        timeout_s: When we end it.
+    """
     warn_s = max(1, min(WARN_AFTER_S, int(timeout_s / 3)))
     return (
         f"--xla_cpu_collective_call_warn_stuck_timeout_seconds={warn_s} "
@@ -38,6 +46,32 @@ def note(
 ) -> None:
     """Leaves word of what the process is about to do, should it not come back."""
     (folder / _PHASE).write_text(json.dumps({"doing": doing, "collectives": list(collectives)}))
+
+
+@contextlib.contextmanager
+def limit(folder: pathlib.Path | None, timeout_s: float | None) -> Iterator[None]:
+    """Ends this process, for nothing else can, where its body takes longer; leaves word of it."""
+    if folder is None or timeout_s is None:
+        yield
+        return
+
+    def give_up() -> None:
+        (folder / _STUCK).write_text(f"{timeout_s:.0f}")
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def stuck(folder: pathlib.Path) -> str | None:
+    """Returns what to say of a process that `limit` ended; None if it did not."""
+    path = folder / _STUCK
+    return f"no end after {path.read_text()} s" if path.exists() else None
 
 
 def collectives_of(hlo_text: str, mesh_axes: Mapping[str, int], relays: Sequence[str]) -> list:

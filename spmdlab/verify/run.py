@@ -47,6 +47,7 @@ def verify_strategy(
     dtype: str = "float32",
     steps: int = 3,
     scratch: str | None = None,
+    step_timeout_s: float | None = None,
     make: MakeStep = jitted_step,
 ) -> dict[str, Any]:
     """Compares steps of one strategy with one device's.
@@ -57,6 +58,7 @@ def verify_strategy(
         dtype: Of weights and of all computation, whatever the experiment says.
         steps: How many, one after the other.  It ends early where one does not match.
         scratch: Folder to leave word in, see `spmdlab.verify.hang`.
+        step_timeout_s: The process ends where a step takes longer; needs ``scratch``.
         make: Makes the step to be verified.
 
     Returns:
@@ -70,7 +72,7 @@ def verify_strategy(
     model = dataclasses.replace(experiment.model, param_dtype=dtype, compute_dtype=dtype)
     workload = Workload(model=model, batch=experiment.batch, optimizer=experiment.optimizer)
     bench = _Bench(workload, strategy, experiment.seed, dtype, make, scratch)
-    verdicts = bench.run(steps)
+    verdicts = bench.run(steps, step_timeout_s)
     findings = [
         {"step": step, **dataclasses.asdict(finding)}
         for step, verdict in enumerate(verdicts)
@@ -121,7 +123,7 @@ class _Bench:
             accumulate=strategy.accumulate,
         )
 
-    def run(self, steps: int) -> list[Verdict]:
+    def run(self, steps: int, step_timeout_s: float | None = None) -> list[Verdict]:
         """Returns the verdict on the initial state and on each step, up to the first mismatch."""
         self._note("creating the initial state")
         shardings = self._layout.shardings(abstract_state(self._workload))
@@ -136,8 +138,9 @@ class _Bench:
             placed = self._placed(batch)
             program = program or self._compile(state, placed)
             self._note(f"running step {number} of {steps}", program)
-            state, metrics = program(state, placed)
-            jax.block_until_ready(state)
+            with hang.limit(self._scratch, step_timeout_s):
+                state, metrics = program(state, placed)
+                jax.block_until_ready((state, metrics))
             self._note(f"comparing step {number}")
             verdict, before = self._judge(before, state, metrics, batch)
             verdicts.append(verdict)

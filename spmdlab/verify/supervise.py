@@ -20,13 +20,15 @@ PREPARE = "spmdlab.verify.supervise:prepare"
 DTYPES = {"float32": "float32", "float64": "float64"}
 STEPS = 3
 TIMEOUT_S = 300.0
+STEP_SHARE = 0.2
+"""Of the time that a strategy may take, what one step of the compiled program may."""
 
 Row = dict[str, Any]
 
 
-def prepare(num_devices: int, dtype: str, timeout_s: float) -> None:
+def prepare(num_devices: int, dtype: str, step_timeout_s: float) -> None:
     """Sets up a worker, before JAX's first use."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {hang.xla_flags(timeout_s)}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {hang.xla_flags(step_timeout_s)}"
     os.environ["XLA_FLAGS"] = flags.strip()
     from spmdlab.targets import prepare_environment
 
@@ -53,7 +55,8 @@ def verify_rows(
         dtype: A key of `DTYPES`.
         steps: Optimizer steps; each is compared.
         jobs: Strategies at a time.
-        timeout_s: What one strategy may take; then its process is killed.
+        timeout_s: What one strategy may take, and a fifth of it each step; then its process
+            is ended.
         watcher: Is told of the progress.
 
     Raises:
@@ -70,7 +73,7 @@ def verify_rows(
         folders = [pathlib.Path(scratch) / str(index) for index in range(len(names))]
         for folder in folders:
             folder.mkdir()
-        options = {"dtype": dtype, "steps": steps}
+        options = {"dtype": dtype, "steps": steps, "step_timeout_s": STEP_SHARE * timeout_s}
         calls = [
             pool.Call(
                 function=VERIFY_STRATEGY,
@@ -82,7 +85,7 @@ def verify_rows(
         outcomes = pool.run(
             calls,
             jobs=jobs,
-            setup=pool.Call(function=PREPARE, args=(most, dtype, timeout_s)),
+            setup=pool.Call(function=PREPARE, args=(most, dtype, STEP_SHARE * timeout_s)),
             started=lambda index: watcher.started(names[index]),
             timeout_s=timeout_s,
         )
@@ -100,7 +103,9 @@ def verify_rows(
 def _row_of_failure(
     experiment: Experiment, name: str, failed: pool.Failed, folder: pathlib.Path
 ) -> Row:
-    message = failed.message
+    message, error_type = failed.message, failed.error_type
+    if said := hang.stuck(folder):
+        message, error_type = said, "TimedOut"
     if failed.error_type in ("TimedOut", "WorkerDied"):
         message += hang.explain(folder, failed.log_tail)
     elif not failed.expected:
@@ -110,7 +115,7 @@ def _row_of_failure(
         "mesh": dict(as_strategy(experiment.strategies[name]).mesh_axes),
         "status": "error",
         "error": message,
-        "error_type": failed.error_type,
+        "error_type": error_type,
         "findings": [],
         "steps": [],
         "log_tail": list(failed.log_tail),

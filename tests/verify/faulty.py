@@ -158,3 +158,10 @@ def mismatching(experiment, name, **options):
     from spmdlab.verify.run import verify_strategy
 
     return verify_strategy(experiment, name, make=by_hand("twice"), **options)
+
+
+def sleeping(experiment, name, **options):
+    """Stands in for `verify_strategy`."""
+    import time
+
+    time.sleep(1000)

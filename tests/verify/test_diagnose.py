@@ -57,7 +57,7 @@ def test_the_same_is_no_finding():
         (2, "reduced twice", "added up twice"),
         (1 / 4, "reduction missing", "exactly 1/4"),
         (1 / 12, "reduction missing", "over data and tensor"),
-        (1 / 2, "wrong count", "divided twice by the 2 microbatches"),
+        (1 / 2, "wrong count", "divided twice by 2 microbatches"),
         (1.37, "unknown", "1.37 times"),
     ],
 )

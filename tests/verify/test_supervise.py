@@ -23,10 +23,16 @@ def rows(monkeypatch, function, **options):
 def test_a_hang_names_the_collective(monkeypatch):
     [row] = rows(monkeypatch, "hanging", timeout_s=100)
     assert (row["status"], row["error_type"]) == ("error", "TimedOut")
-    assert "the process was killed while running step 1 of 1" in row["error"]
+    assert row["error"].startswith("no end after 20 s while running step 1 of 1; ")
     assert "devices wait for others in all-reduce" in row["error"]
     assert "over data" in row["error"]
     assert "mine/psum" in row["error"]
+
+
+def test_what_never_comes_back_at_all_is_ended_too(monkeypatch):
+    [row] = rows(monkeypatch, "sleeping", timeout_s=1)
+    assert row["error_type"] == "TimedOut"
+    assert "no answer after 1 s; the process was killed; no collective has" in row["error"]
 
 
 def test_a_death_is_a_row(monkeypatch):
