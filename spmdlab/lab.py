@@ -34,8 +34,6 @@ PREPARE = "spmdlab.targets:prepare_environment"
 MOST_JOBS = 4
 """Workers unless told otherwise: each compilation of a large model takes 1 to 2 GB."""
 
-_USER_MISTAKES = {"ConfigError", "ShardingError", "TargetError"}
-
 
 def compare(
     experiment: Experiment,
@@ -211,7 +209,8 @@ def verify(
         What ``verification.json`` holds; a row's ``status`` is ok, mismatch or error.
 
     Raises:
-        SpmdlabError: The experiment is wrong, or no strategy can be laid out.
+        SpmdlabError: The experiment is wrong, or each strategy is refused for a mistake of the
+            user's.  Then nothing is written.
     """
     experiment = select(experiment, strategies=strategies)
     if out is not None:
@@ -229,6 +228,7 @@ def verify(
             timeout_s=timeout_s,
             watcher=watcher,
         )
+    _refuse_if_all_refused(rows)
     verification = {
         "spmdlab": __version__,
         "jax": _version("jax"),
@@ -328,7 +328,7 @@ def _kind(row: Row) -> str:
     """Returns a row's outcome in the words of `progress.Watcher`."""
     if row["status"] == "ok":
         return "done"
-    return "refused" if row.get("error_type") in _USER_MISTAKES else "failed"
+    return "refused" if row.get("error_type") in supervise.USER_MISTAKES else "failed"
 
 
 def _note(row: Row) -> str:

@@ -80,6 +80,7 @@ def verify_strategy(
     ]
     return {
         "strategy": name,
+        "target": f"cpu:{strategy.num_devices}",
         "mesh": dict(strategy.mesh_axes),
         "status": "mismatch" if findings else "ok",
         "error": None,

@@ -23,6 +23,9 @@ TIMEOUT_S = 300.0
 STEP_SHARE = 0.2
 """Of the time that a strategy may take, what one step of the compiled program may."""
 
+USER_MISTAKES = {"ConfigError", "ShardingError", "TargetError"}
+"""Errors by which a strategy is refused rather than wrong."""
+
 Row = dict[str, Any]
 
 
@@ -95,14 +98,14 @@ def verify_rows(
             else:
                 row = _row_of_failure(experiment, names[index], outcome, folders[index])
             rows[index] = row
-            kind = {"ok": "done", "mismatch": "failed"}.get(row["status"], "failed")
-            watcher.finished(names[index], _note(row), outcome=kind)
+            watcher.finished(names[index], _note(row), outcome=_kind(row))
     return [rows[index] for index in range(len(names))]
 
 
 def _row_of_failure(
     experiment: Experiment, name: str, failed: pool.Failed, folder: pathlib.Path
 ) -> Row:
+    strategy = as_strategy(experiment.strategies[name])
     message, error_type = failed.message, failed.error_type
     if said := hang.stuck(folder):
         message, error_type = said, "TimedOut"
@@ -112,7 +115,8 @@ def _row_of_failure(
         message = f"internal error: {failed.error_type}: {message}"
     return {
         "strategy": name,
-        "mesh": dict(as_strategy(experiment.strategies[name]).mesh_axes),
+        "target": f"cpu:{strategy.num_devices}",
+        "mesh": dict(strategy.mesh_axes),
         "status": "error",
         "error": message,
         "error_type": error_type,
@@ -120,6 +124,13 @@ def _row_of_failure(
         "steps": [],
         "log_tail": list(failed.log_tail),
     }
+
+
+def _kind(row: Row) -> str:
+    """Returns a row's outcome in the words of `progress.Watcher`."""
+    if row["status"] == "ok":
+        return "done"
+    return "refused" if row["error_type"] in USER_MISTAKES else "failed"
 
 
 def _note(row: Row) -> str:
