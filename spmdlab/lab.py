@@ -24,6 +24,7 @@ from spmdlab.report.rows import Row, failed_row, step_s
 from spmdlab.strategies.product import as_strategy
 from spmdlab.strategies.text import strategy_from_text
 from spmdlab.units import text_of_seconds
+from spmdlab.verify import supervise
 
 # Named, not imported: they bring jax in, and this process stays small.
 COMPILE_ROW = "spmdlab.row:compile_row"
@@ -36,8 +37,6 @@ EXPLANATION_FILES = (LEDGER_FILE, "timeline.perfetto.json")
 
 MOST_JOBS = 4
 """Workers unless told otherwise: each compilation of a large model takes 1 to 2 GB."""
-
-_USER_MISTAKES = {"ConfigError", "ShardingError", "TargetError"}
 
 
 def compare(
@@ -180,6 +179,68 @@ def analyze(
     return ledger
 
 
+def verify(
+    experiment: Experiment,
+    *,
+    strategies: Sequence[str] | None = None,
+    steps: int = supervise.STEPS,
+    dtype: str = "float32",
+    jobs: int | None = None,
+    timeout_s: float = supervise.TIMEOUT_S,
+    out: str | os.PathLike[str] | None = None,
+    watcher: progress.Watcher | None = None,
+) -> dict[str, Any]:
+    """Runs every strategy on emulated devices against one device, step by step.
+
+    Compared are the initial state, the loss, each parameter's gradient, and what the optimizer
+    makes of it, in full precision whatever the experiment says.  Targets do not matter.
+
+    Args:
+        experiment: What to verify.
+        strategies: As in `compare`.
+        steps: Optimizer steps, each from the state that the strategy made itself.
+        dtype: "float32" or "float64", of weights and of all computation.
+        jobs: Strategies at a time; by default one per core, `MOST_JOBS` at most.
+        timeout_s: What one strategy may take; after that its row says where it hangs.
+        out: Folder for ``verification.json``.
+        watcher: As in `compare`.
+
+    Returns:
+        What ``verification.json`` holds; a row's ``status`` is ok, mismatch or error.
+
+    Raises:
+        SpmdlabError: The experiment is wrong, or each strategy is refused for a mistake of the
+            user's.  Then nothing is written.
+    """
+    experiment = select(experiment, strategies=strategies)
+    if out is not None:
+        files.check_folder(out)
+    with contextlib.ExitStack() as stack:
+        if watcher is None:
+            watcher = stack.enter_context(
+                progress.on_stderr(len(experiment.strategies), doing="verifying")
+            )
+        rows = supervise.verify_rows(
+            experiment,
+            dtype=dtype,
+            steps=steps,
+            jobs=_default_jobs() if jobs is None else jobs,
+            timeout_s=timeout_s,
+            watcher=watcher,
+        )
+    _refuse_if_all_refused(rows)
+    verification = {
+        "spmdlab": __version__,
+        "jax": _version("jax"),
+        "config": experiment.to_json(),
+        "dtype": dtype,
+        "rows": rows,
+    }
+    if out is not None:
+        files.write_files(out, {"verification.json": files.json_text(verification)})
+    return verification
+
+
 def select(
     experiment: Experiment,
     *,
@@ -267,7 +328,7 @@ def _kind(row: Row) -> str:
     """Returns a row's outcome in the words of `progress.Watcher`."""
     if row["status"] == "ok":
         return "done"
-    return "refused" if row.get("error_type") in _USER_MISTAKES else "failed"
+    return "refused" if row.get("error_type") in supervise.USER_MISTAKES else "failed"
 
 
 def _note(row: Row) -> str:

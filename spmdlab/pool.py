@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
@@ -60,7 +60,7 @@ class Failed:
     """A job that raised, or whose worker died."""
 
     error_type: str
-    """Name of the exception's class; "WorkerDied" where there was none."""
+    """Name of the exception's class; "WorkerDied" or "TimedOut" where there was none."""
 
     message: str
     """One line."""
@@ -84,6 +84,7 @@ def run(
     jobs: int,
     setup: Call | None = None,
     started: Callable[[int], None] = lambda index: None,
+    timeout_s: float | None = None,
 ) -> Iterator[tuple[int, Done | Failed]]:
     """Yields the index and the outcome of each call, as they end.
 
@@ -92,6 +93,7 @@ def run(
         jobs: Workers at most.
         setup: Called once in each worker, before its first job; its failure fails that job.
         started: Told the index of a call when a worker takes it up.
+        timeout_s: A worker that has a call in hand for longer is killed.
     """
     waiting = collections.deque(enumerate(calls))
     workers: set[_Worker] = set()
@@ -102,9 +104,12 @@ def run(
             for worker in workers:
                 worker.take(waiting, started)
             while busy := {worker.pipe: worker for worker in workers if worker.index is not None}:
-                for pipe in connection.wait(list(busy)):
-                    worker = busy[pipe]
-                    index, outcome = worker.index, worker.outcome()
+                began = min(worker.began_s for worker in busy.values())
+                rest_s = None if timeout_s is None else began + timeout_s - time.monotonic()
+                ready = connection.wait(list(busy), None if rest_s is None else max(0.0, rest_s))
+                for worker in [busy[pipe] for pipe in ready] or _oldest(busy.values()):
+                    index = worker.index
+                    outcome = worker.outcome() if ready else worker.give_up()
                     yield index, outcome
                     if worker.dead:
                         workers.remove(worker)
@@ -118,12 +123,17 @@ def run(
                 worker.kill()
 
 
+def _oldest(workers: "Iterable[_Worker]") -> "list[_Worker]":
+    return [min(workers, key=lambda worker: worker.began_s)]
+
+
 class _Worker:
     """The caller's end of one process."""
 
     def __init__(self, logs: pathlib.Path, setup: Call | None) -> None:
         self.index: int | None = None
         self.dead = False
+        self.began_s = 0.0
         self.pipe, theirs = connection.Pipe()
         handle, name = tempfile.mkstemp(suffix=".log", dir=logs)
         self._log = pathlib.Path(name)
@@ -151,6 +161,7 @@ class _Worker:
             return
         self.index, call = waiting.popleft()
         self._mark = self._log.stat().st_size
+        self.began_s = time.monotonic()
         started(self.index)
         self._send(call)
 
@@ -164,6 +175,16 @@ class _Worker:
         if isinstance(outcome, Failed) and not outcome.log_tail:
             return dataclasses.replace(outcome, log_tail=self._log_tail())
         return outcome
+
+    def give_up(self) -> Failed:
+        """Ends the process, which has had its time; returns what to say of it."""
+        self.dead = True
+        after_s = time.monotonic() - self.began_s
+        self.kill()
+        message = f"no answer after {after_s:.0f} s; the process was killed"
+        return Failed(
+            error_type="TimedOut", message=message, expected=False, log_tail=self._log_tail()
+        )
 
     def kill(self) -> None:
         """Ends the process; it has nothing to save."""

@@ -1,4 +1,4 @@
-"""What happens while rows are compiled, on stderr: a live display, or plain lines in a file."""
+"""What happens while rows are made, on stderr: a live display, or plain lines in a file."""
 
 import contextlib
 import time
@@ -64,11 +64,11 @@ class Lines:
 class Live:
     """A bar, and a line for each job that a worker has in hand."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress, total: int, doing: str) -> None:
         self._progress = progress
         self._total = total
         self._count = 0
-        self._all = progress.add_task("compiling", total=total, note=f"0/{total}")
+        self._all = progress.add_task(doing, total=total, note=f"0/{total}")
         self._running: dict[str, TaskID] = {}
 
     def started(self, label: str) -> None:
@@ -84,7 +84,7 @@ class Live:
 
 
 @contextlib.contextmanager
-def on_stderr(total: int) -> Iterator[Watcher]:
+def on_stderr(total: int, *, doing: str = "compiling") -> Iterator[Watcher]:
     """Watches ``total`` jobs; leaves only the finished jobs' lines on the screen."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -97,4 +97,4 @@ def on_stderr(total: int) -> Iterator[Watcher]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Live(progress, total)
+        yield Live(progress, total, doing)

@@ -111,7 +111,8 @@ def loss_and_grads(
 
     zeros = _constrain_params(workload, jax.tree.map(jnp.zeros_like, params), constrain_gradient)
     with jax.named_scope("accumulate"):
-        start = (jnp.zeros((), tokens.dtype), zeros)
+        wide = jnp.promote_types(tokens.dtype, workload.model.compute_dtype)
+        start = (jnp.zeros((), wide), zeros)
         (loss, grads), _ = jax.lax.scan(add, start, (_microbatches(batch, num, constrain), keys_A))
     return LossAndGrads(loss=loss, grads=grads, tokens=tokens)
 

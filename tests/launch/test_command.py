@@ -36,6 +36,17 @@ DRIVER = """
     def prepare(targets):
         pass
 
+    def verify(experiment, strategy, *, dtype, steps, **options):
+        if strategy == "tensor=8":
+            raise errors.ShardingError("dim 'heads' does not divide")
+        bad = strategy == "data=4"
+        worst = {"path": "head.kernel", "error": 3.0 if bad else 1e-7, "tolerance": 1e-5}
+        finding = {"step": steps, "cause": "reduced twice", "text": f"gradient of x: {dtype}"}
+        return {"strategy": strategy, "target": "cpu:4", "mesh": {"data": 4}, "steps": [
+                    {"step": steps, "worst": {"gradient": worst}}],
+                "status": "mismatch" if bad else "ok", "error": None, "error_type": None,
+                "tolerance": 1e-5, "findings": [finding] * bad, "notes": [], "seconds": 1.0}
+
     def row(experiment, strategy, target):
         if strategy == "tensor=8":
             raise errors.ShardingError("dim 'heads' does not divide")
@@ -53,6 +64,8 @@ DRIVER = """
 
     if __name__ == "__main__":
         lab.COMPILE_ROW, lab.PREPARE = "driver:row", "driver:prepare"
+        from spmdlab.verify import supervise
+        supervise.VERIFY_STRATEGY = "driver:verify"
         sys.argv = sys.argv[1:]
         runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -144,7 +157,7 @@ def test_a_mistake_is_one_line_and_exit_2(folder, flags, words):
         pytest.param("def get_config():\n    return 3\n", ["returned int"], id="returns-int"),
     ],
 )
-@pytest.mark.parametrize("script", ["compare", "explain"])
+@pytest.mark.parametrize("script", ["compare", "explain", "verify"])
 def test_a_bad_config_file_is_one_line_and_exit_2(folder, script, text, words):
     (folder / "config.py").write_text(text)
     refused(run(f"launch/{script}.py", f"--config={folder}/config.py"), *words)
@@ -266,7 +279,38 @@ def test_exit_1_where_no_row_could_be_had(folder):
     assert drive(folder, "--strategy=data=4").returncode == 1
 
 
-@pytest.mark.parametrize("script", ["compare", "explain", "analyze"])
+def test_verify_exits_1_on_a_mismatch_and_names_its_cause(folder):
+    done = drive(folder, "--strategy=data,data=4,tensor=8", "--steps=2", script="verify")
+    assert done.returncode == 1, done.stderr
+    assert "data=4, step 2: REDUCED TWICE: gradient of x: float32" in done.stdout
+    assert "tensor=8: dim 'heads' does not divide" in done.stdout
+    assert len(done.stderr.splitlines()) == 3
+    assert [path.name for path in (folder / "out").iterdir()] == ["verification.json"]
+
+
+def test_verify_exits_0_where_all_agree(folder):
+    done = drive(folder, "--strategy=data", script="verify")
+    assert done.returncode == 0, done.stderr
+    assert [
+        line for line in done.stdout.splitlines() if line.split()[:3] == ["data", "data=4", "ok"]
+    ]
+    assert "head.kernel" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--dtype=bfloat16"], "Unknown dtype 'bfloat16'"),
+        (["--steps=0"], "steps must be at least 1"),
+        (["--strategy=tensor=8"], "tensor=8 on cpu:8: dim 'heads' does not divide"),
+    ],
+)
+def test_verify_refuses_in_one_line(folder, flags, words):
+    refused(drive(folder, *flags, script="verify"), words)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("script", ["compare", "explain", "analyze", "verify"])
 def test_help_says_what_it_does_and_lists_the_flags(script):
     done = run(f"launch/{script}.py", "--help")
     assert done.returncode == 0

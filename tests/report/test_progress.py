@@ -32,7 +32,7 @@ def test_refusals_are_told_once_anything_else_happened():
 def test_live_display_forgets_what_has_finished():
     console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
     shown = Progress(console=console)
-    watcher = progress.Live(shown, 2)
+    watcher = progress.Live(shown, 2, "compiling")
     watcher.started("fsdp on v5e:2x4")
     assert [task.description for task in shown.tasks] == ["compiling", "  fsdp on v5e:2x4"]
     watcher.finished("fsdp on v5e:2x4", "step 1 ms", outcome="done")

@@ -1,0 +1,1 @@
+"""Proof that strategies compute the same thing: each step against one device."""
