@@ -120,9 +120,7 @@ class Moe(nnx.Module):
             y_BNSD = jnp.einsum("BNSEC,EBNCD->BNSD", back_BNSEC, y_EBNCD)
             return layout.activation(y_BNSD, *GROUPS, None, "act_embed")
 
-    def _everywhere(
-        self, x_BNSD: jax.Array, weight_BNSE: jax.Array, layout: Layout
-    ) -> jax.Array:
+    def _everywhere(self, x_BNSD: jax.Array, weight_BNSE: jax.Array, layout: Layout) -> jax.Array:
         """Each expert computes every token; what was not chosen counts nothing.
 
         Tokens are gathered over the devices that share experts, and the sums over experts
@@ -193,8 +191,9 @@ def places(rank_BNSE: jax.Array, num_chosen: int, capacity: int) -> jax.Array:
 
 
 def load_balance(probs_BNSE: jax.Array, rank_BNSE: jax.Array, moe: MoeConfig) -> jax.Array:
-    """Returns ``num_experts`` times the sum over experts of share of choices times mean probability.
+    """Returns the number of experts times the sum of each one's share times mean probability.
 
+    A share is the expert's part of all choices, dropped or not.
     Both are means over all tokens, of all devices, or over each group.  A mean over each
     device's tokens would be another loss on every mesh.
 
