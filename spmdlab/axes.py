@@ -8,6 +8,8 @@ WEIGHT_AXES = {
     "head_dim": "width of one head",
     "vocab": "token ids",
     "norm": "model width of a norm's scale; kept apart because it is small and stays whole",
+    "expert": "experts of a mixture",
+    "router": "experts a router chooses from; kept apart because it is small and stays whole",
     "layers": "layers stacked for a scan",
 }
 """Dims of weights, of their gradients and of their optimizer state."""
@@ -24,6 +26,9 @@ ACTIVATION_AXES = {
     "act_head_dim": "width of one head",
     "act_mlp": "hidden width of the feed-forward layer",
     "act_vocab": "token ids (logits)",
+    "act_expert": "experts, inside a mixture",
+    "act_expert_batch": "sequences, inside a mixture, where experts take devices from the batch",
+    "act_router": "experts a token can go to (router's logits)",
 }
 """Dims of activations and of the batch."""
 

@@ -18,7 +18,7 @@ from spmdlab.hardware.topology import parse_topology
 from spmdlab.models.config import DecoderConfig
 from spmdlab.strategies.base import Parallelism
 from spmdlab.strategies.product import Strategy, as_strategy
-from spmdlab.workload import BatchConfig, OptimizerConfig
+from spmdlab.workload import BatchConfig, OptimizerConfig, Workload
 
 LOCAL = "local"
 """The target that means the devices of this process."""
@@ -53,7 +53,8 @@ class Experiment:
         """Everything wrong with these values, one sentence each."""
         if found := _mistyped(self, ""):
             return found
-        found = [*self.model.problems(), *self.batch.problems(), *self.optimizer.problems()]
+        workload = Workload(model=self.model, batch=self.batch, optimizer=self.optimizer)
+        found = workload.problems()
         if not self.strategies:
             found.append("strategies is empty; name at least one, as in {'fsdp': Fsdp(8)}")
         if not self.targets:

@@ -85,7 +85,20 @@ class Workload:
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, one sentence each."""
-        return [*self.model.problems(), *self.batch.problems(), *self.optimizer.problems()]
+        return [
+            *self.model.problems(),
+            *self.batch.problems(),
+            *self.optimizer.problems(),
+            *self._group_problems(),
+        ]
+
+    def _group_problems(self) -> list[str]:
+        moe, seq_len = self.model.moe, self.batch.seq_len
+        if moe is None or not moe.group_size or seq_len % moe.group_size == 0:
+            return []
+        return [
+            f"model.moe.group_size ({moe.group_size}) must divide batch.seq_len ({seq_len})",
+        ]
 
     def global_batch(self, num_devices: int) -> int:
         """Sequences per optimizer step on this many devices.

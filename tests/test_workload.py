@@ -1,7 +1,9 @@
+import dataclasses
+
 import pytest
 
 from spmdlab.errors import ConfigError
-from spmdlab.models.config import DecoderConfig
+from spmdlab.models.config import DecoderConfig, MoeConfig
 from spmdlab.workload import BatchConfig, OptimizerConfig, Workload
 
 MODEL = DecoderConfig(
@@ -50,3 +52,9 @@ def test_lists_all_that_is_wrong():
 def test_flops_scale_with_the_global_batch():
     once = MODEL.model_flops(global_batch=1, seq_len=8)
     assert workload(per_device_batch=2).global_model_flops(8) == 16 * once
+
+
+def test_names_a_group_of_tokens_that_does_not_divide_the_sequence():
+    model = dataclasses.replace(MODEL, moe=MoeConfig(num_experts=4, group_size=3))
+    [problem] = Workload(model=model, batch=BatchConfig(global_batch=8, seq_len=8)).problems()
+    assert problem == "model.moe.group_size (3) must divide batch.seq_len (8)"

@@ -3,6 +3,9 @@
 Dims:  B batch   T sequence   D model   V vocabulary   L layers
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +14,7 @@ from spmdlab.models.attention import Attention
 from spmdlab.models.config import DecoderConfig
 from spmdlab.models.embedding import Embed, Head
 from spmdlab.models.mlp import Mlp
+from spmdlab.models.moe import Moe, Routing
 from spmdlab.models.norm import RmsNorm
 from spmdlab.models.remat import rematerialized
 from spmdlab.models.rope import Rotation, rotation
@@ -18,19 +22,23 @@ from spmdlab.models.weights import RESIDUAL, Constrain, Layout, Shards, unconstr
 
 
 class Block(nnx.Module):
-    """One layer: attention and MLP, each normed before and added after."""
+    """One layer: attention and MLP (or experts), each normed before and added after."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.attention_norm = _norm(config)
         self.attention = Attention(config, rngs=rngs)
         self.mlp_norm = _norm(config)
-        self.mlp = Mlp(config, rngs=rngs)
+        self.mlp = Moe(config, rngs=rngs) if config.moe else Mlp(config, rngs=rngs)
         self.dropout = config.dropout
 
     def __call__(
         self, x_BTD: jax.Array, key: jax.Array | None, rotate: Rotation, layout: Layout
-    ) -> jax.Array:
-        """Returns the residual stream after this layer; ``key`` None means no dropout."""
+    ) -> tuple[jax.Array, Routing | None]:
+        """Returns the residual stream after this layer; ``key`` None means no dropout.
+
+        Beside it what the router did, if there is one.
+        """
+        routing = None
         keys = (None, None) if key is None else jax.random.split(key)
         with jax.named_scope("attention_norm"):
             h_BTD = layout.enter(self.attention_norm(x_BTD, layout))
@@ -40,8 +48,12 @@ class Block(nnx.Module):
         with jax.named_scope("mlp_norm"):
             h_BTD = layout.enter(self.mlp_norm(x_BTD, layout))
         with jax.named_scope("mlp"):
-            h_BTD = layout.leave(self.mlp(h_BTD, layout))
-            return layout.activation(x_BTD + self._drop(h_BTD, keys[1], layout), *RESIDUAL)
+            h_BTD = self.mlp(h_BTD, layout)
+            if isinstance(self.mlp, Moe):
+                h_BTD, routing = h_BTD
+            h_BTD = layout.leave(h_BTD)
+            x_BTD = layout.activation(x_BTD + self._drop(h_BTD, keys[1], layout), *RESIDUAL)
+        return x_BTD, routing
 
     def _drop(self, x_BTD: jax.Array, key: jax.Array | None, layout: Layout) -> jax.Array:
         if key is None or not self.dropout:
@@ -49,6 +61,18 @@ class Block(nnx.Module):
         keep_BTD = jax.random.bernoulli(key, 1 - self.dropout, x_BTD.shape)
         keep_BTD = layout.activation(keep_BTD, *RESIDUAL)
         return jnp.where(keep_BTD, x_BTD / (1 - self.dropout), 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a decoder says about tokens."""
+
+    logits_BTV: jax.Array
+    """In float32 (or wider, if ``compute_dtype`` is)."""
+
+    routing: Routing | None
+    """Mean over layers; None where there are no experts."""
 
 
 class Decoder(nnx.Module):
@@ -69,7 +93,11 @@ class Decoder(nnx.Module):
         self.num_layers = config.num_layers
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
 
-    def __call__(
+    def __call__(self, tokens_BT: jax.Array, **options: Any) -> jax.Array:
+        """Returns the logits of `run`, with the same options."""
+        return self.run(tokens_BT, **options).logits_BTV
+
+    def run(
         self,
         tokens_BT: jax.Array,
         *,
@@ -78,8 +106,8 @@ class Decoder(nnx.Module):
         shards: Shards | None = None,
         dropout_key: jax.Array | None = None,
         remat: str = "none",
-    ) -> jax.Array:
-        """Returns logits_BTV in float32 (or wider, if ``compute_dtype`` is).
+    ) -> Output:
+        """Returns logits, and how tokens were routed to experts.
 
         Args:
             tokens_BT: Token ids.
@@ -97,32 +125,36 @@ class Decoder(nnx.Module):
         with jax.named_scope("embed"):
             x_BTD = self.embed(tokens_BT, layout)
         with jax.named_scope("layers"):
-            x_BTD = self._run_layers(x_BTD, dropout_key, remat, layout)
+            x_BTD, routing = self._run_layers(x_BTD, dropout_key, remat, layout)
         with jax.named_scope("norm"):
             x_BTD = layout.enter(self.norm(x_BTD, layout))
         with jax.named_scope("head"):
-            return (self.head if hasattr(self, "head") else self.embed.logits)(x_BTD, layout)
+            head = self.head if hasattr(self, "head") else self.embed.logits
+            return Output(logits_BTV=head(x_BTD, layout), routing=routing)
 
     def _run_layers(
         self, x_BTD: jax.Array, dropout_key: jax.Array | None, remat: str, layout: Layout
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, Routing | None]:
         rotate = rotation(x_BTD.shape[1], self.head_dim, theta=self.rope_theta)
         keys_L = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers)
         # Splitting a module leaves plain arrays, which JAX's own scan and checkpoint take.
         graph, stacked = nnx.split(self.layers if self.scanned else self.layers[0])
 
-        def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> jax.Array:
+        def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> Any:
             return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
 
         layer = rematerialized(layer, remat, prevent_cse=not self.scanned)
         if self.scanned:
-            x_BTD, _ = jax.lax.scan(lambda x, xs: (layer(x, *xs), None), x_BTD, (stacked, keys_L))
-            return x_BTD
+            xs = (stacked, keys_L)
+            x_BTD, routing = jax.lax.scan(lambda x, xs: layer(x, *xs), x_BTD, xs)
+            return x_BTD, jax.tree.map(jnp.mean, routing)
+        routings = []
         for index, block in enumerate(self.layers):
             key = None if keys_L is None else keys_L[index]
             with jax.named_scope(str(index)):
-                x_BTD = layer(x_BTD, nnx.split(block)[1], key)
-        return x_BTD
+                x_BTD, routing = layer(x_BTD, nnx.split(block)[1], key)
+            routings.append(routing)
+        return x_BTD, jax.tree.map(lambda *parts: sum(parts) / len(parts), *routings)
 
 
 def _norm(config: DecoderConfig) -> RmsNorm:

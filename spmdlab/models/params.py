@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from spmdlab.models.config import DecoderConfig
-from spmdlab.models.decoder import Decoder
+from spmdlab.models.decoder import Decoder, Output
 
 Params = dict[str, Any]
 """Nested dicts with arrays as leaves."""
@@ -30,10 +30,15 @@ def param_axes(config: DecoderConfig) -> Params:
 
 
 def apply(config: DecoderConfig, params: Params, tokens_BT: jax.Array, **options: Any) -> jax.Array:
-    """Returns ``Decoder(config)(tokens_BT, **options)`` with these parameters."""
+    """Returns ``Decoder(config)(tokens_BT, **options)`` with these parameters: the logits."""
+    return run(config, params, tokens_BT, **options).logits_BTV
+
+
+def run(config: DecoderConfig, params: Params, tokens_BT: jax.Array, **options: Any) -> Output:
+    """Returns ``Decoder(config).run(tokens_BT, **options)`` with these parameters."""
     graph, state = nnx.split(_abstract(config))
     filled = [(path, param.replace(_at(params, path))) for path, param in nnx.to_flat_state(state)]
-    return nnx.merge(graph, nnx.from_flat_state(filled))(tokens_BT, **options)
+    return nnx.merge(graph, nnx.from_flat_state(filled)).run(tokens_BT, **options)
 
 
 def _abstract(config: DecoderConfig) -> Decoder:

@@ -57,8 +57,8 @@ REMAT = {
 
 
 def rematerialized(
-    layer: Callable[..., jax.Array], name: str, *, prevent_cse: bool
-) -> Callable[..., jax.Array]:
+    layer: Callable[..., Any], name: str, *, prevent_cse: bool
+) -> Callable[..., Any]:
     """Returns ``layer`` with the policy ``name`` on its backward pass.
 
     Args:

@@ -22,6 +22,8 @@ AXIS_IN_USE = {
     "head_dim": "act_head_dim",
     "vocab": "act_vocab",
     "norm": "act_embed",
+    "expert": "act_expert",
+    "router": "act_router",
 }
 """A weight in use is laid out like the activations it meets.
 
@@ -82,7 +84,11 @@ class Layout:
         """Returns ``function`` run on each device's parts of its arguments; see `Shards`."""
         return self.shards.locally(function, axes_in, axes_out) if self.shards else function
 
-    def activation(self, x: jax.Array, *axes: str) -> jax.Array:
+    def turned(self, x: jax.Array, axes: Axes, axes_back: Axes) -> jax.Array:
+        """Lays ``x`` out by ``axes``, and its cotangent, on the way back, by ``axes_back``."""
+        return _relayout(x, self.constrain, axes, self.constrain, axes_back)
+
+    def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """Pins an activation, and its cotangent, to the layout of its logical axes."""
         return checkpoint_name(self.constrain(x, axes), PINNED)
 

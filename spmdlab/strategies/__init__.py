@@ -2,6 +2,7 @@
 
 from spmdlab.strategies.base import Parallelism as Parallelism, Rules as Rules
 from spmdlab.strategies.data import Data as Data
+from spmdlab.strategies.expert import Expert as Expert
 from spmdlab.strategies.fsdp import Fsdp as Fsdp
 from spmdlab.strategies.product import (
     Composable as Composable,

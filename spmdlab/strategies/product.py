@@ -103,6 +103,7 @@ class Strategy:
         """Where every logical axis goes, of weights and activations.
 
         Complete over `spmdlab.axes.LOGICAL_AXES`: ``()`` says that a dim stays whole.
+        ``act_expert_batch``, unless claimed, is ``act_batch`` less what experts are split over.
         """
         return self._merge(_rules)
 
@@ -129,6 +130,11 @@ class Strategy:
                 claimed[axis] = part
                 joined = (*merged.get(axis, ()), *mesh_axes)
                 merged[axis] = tuple(sorted(joined, key=mesh_order))
+        if "act_expert_batch" not in claimed:
+            # Follows from the batch, so that a parallelism that splits it need not know experts.
+            merged["act_expert_batch"] = tuple(
+                axis for axis in merged["act_batch"] if axis not in merged["act_expert"]
+            )
         return merged
 
     def with_options(

@@ -8,6 +8,7 @@ from spmdlab.errors import ConfigError
 from spmdlab.lookup import pick
 from spmdlab.strategies.base import Parallelism
 from spmdlab.strategies.data import Data
+from spmdlab.strategies.expert import Expert
 from spmdlab.strategies.fsdp import Fsdp
 from spmdlab.strategies.product import Strategy, option_value
 from spmdlab.strategies.tensor import Tensor
@@ -26,6 +27,7 @@ class Words:
 PARALLELISMS: dict[str, Words] = {
     "data": Words(make=Data),
     "fsdp": Words(make=Fsdp, options={"zero": int}),
+    "expert": Words(make=Expert),
     "tensor": Words(make=Tensor, options={"sequence": str, "kv": str}),
 }
 """Mesh axis -> the parallelism that owns it.  A new one of ours adds a line here."""

@@ -14,7 +14,8 @@ import optax
 from spmdlab.errors import ConfigError
 from spmdlab.lookup import pick
 from spmdlab.models.loss import cross_entropy
-from spmdlab.models.params import Params, apply, param_axes
+from spmdlab.models.moe import Routing
+from spmdlab.models.params import Params, param_axes, run
 from spmdlab.models.remat import REMAT
 from spmdlab.models.weights import Constrain, Shards, unconstrained
 from spmdlab.train.optimizer import optimizer
@@ -38,13 +39,17 @@ class LossAndGrads:
     """What one batch says about the parameters."""
 
     loss: jax.Array
-    """Mean over the tokens, by their weights, in nats."""
+    """Mean over the tokens, by their weights, in nats; with experts, plus the load-balance loss
+    times its weight."""
 
     grads: Params
     """Of the loss, in the parameters' dtype."""
 
     tokens: jax.Array
     """Sum of the weights."""
+
+    routing: Routing | None
+    """Mean over microbatches; None where there are no experts."""
 
 
 def loss_and_grads(
@@ -80,8 +85,12 @@ def loss_and_grads(
     with jax.named_scope("loss"):
         tokens = jnp.sum(batch["weights"])
 
-    def share_of_loss(params: Params, part: Batch, key: jax.Array | None) -> jax.Array:
-        logits_BTV = apply(
+    num = strategy.accumulate
+
+    def share_of_loss(
+        params: Params, part: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, Routing | None]:
+        output = run(
             workload.model,
             params,
             part["tokens"],
@@ -92,29 +101,36 @@ def loss_and_grads(
             remat=strategy.remat,
         )
         with jax.named_scope("loss"):
-            losses_BT = cross_entropy(logits_BTV, part["targets"])
-            return jnp.sum(losses_BT * part["weights"]) / tokens
+            losses_BT = cross_entropy(output.logits_BTV, part["targets"])
+            loss = jnp.sum(losses_BT * part["weights"]) / tokens
+            # Microbatches are equally long, and routers see every token of theirs.
+            routing = jax.tree.map(lambda mean: (mean / num).astype(loss.dtype), output.routing)
+            if routing is not None:
+                loss += workload.model.moe.load_balance_weight * routing.load_balance
+            return loss, routing
 
-    def part_of_it(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
-        loss, grads = jax.value_and_grad(share_of_loss)(params, part, key)
-        return loss, _constrain_params(workload, grads, constrain_gradient)
+    def part_of_it(part: Batch, key: jax.Array | None) -> Any:
+        found, grads = jax.value_and_grad(share_of_loss, has_aux=True)(params, part, key)
+        return found, _constrain_params(workload, grads, constrain_gradient)
 
-    if strategy.accumulate == 1:
-        loss, grads = part_of_it(batch, dropout_key)
-        return LossAndGrads(loss=loss, grads=grads, tokens=tokens)
+    if num == 1:
+        (loss, routing), grads = part_of_it(batch, dropout_key)
+        return LossAndGrads(loss=loss, grads=grads, tokens=tokens, routing=routing)
 
-    num = strategy.accumulate
     keys_A = None if dropout_key is None else jax.random.split(dropout_key, num)
 
-    def add(total: tuple[jax.Array, Params], xs: Any) -> tuple[tuple[jax.Array, Params], None]:
+    def add(total: Any, xs: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part_of_it(*xs)), None
 
     zeros = _constrain_params(workload, jax.tree.map(jnp.zeros_like, params), constrain_gradient)
     with jax.named_scope("accumulate"):
-        wide = jnp.promote_types(tokens.dtype, workload.model.compute_dtype)
-        start = (jnp.zeros((), wide), zeros)
-        (loss, grads), _ = jax.lax.scan(add, start, (_microbatches(batch, num, constrain), keys_A))
-    return LossAndGrads(loss=loss, grads=grads, tokens=tokens)
+        zero = jnp.zeros((), jnp.promote_types(tokens.dtype, workload.model.compute_dtype))
+        routing = None
+        if workload.model.moe:
+            routing = Routing(load_balance=zero, dropped_fraction=zero)
+        xs = (_microbatches(batch, num, constrain), keys_A)
+        ((loss, routing), grads), _ = jax.lax.scan(add, ((zero, routing), zeros), xs)
+    return LossAndGrads(loss=loss, grads=grads, tokens=tokens, routing=routing)
 
 
 def make_step(
@@ -128,7 +144,9 @@ def make_step(
 ) -> Step:
     """Returns one optimizer step, a pure function ``(state, batch) -> (state, metrics)``.
 
-    Metrics are ``loss`` (nats per token), ``grad_norm`` (before clipping) and ``tokens``.
+    Metrics are ``loss`` (nats per token), ``grad_norm`` (before clipping) and ``tokens``; of a
+    mixture of experts also ``load_balance`` (whose weighted value is part of ``loss``) and
+    ``dropped_fraction``, means over layers (see `spmdlab.models.moe.Routing`).
 
     Args:
         workload: What is computed.
@@ -169,7 +187,10 @@ def make_step(
             params = _constrain_params(workload, shares, constrain)
             grad_norm = optax.tree.norm(found.grads)
         new_state = {"step": state["step"] + 1, "params": params, "optimizer": moments}
-        return new_state, {"loss": found.loss, "grad_norm": grad_norm, "tokens": found.tokens}
+        metrics = {"loss": found.loss, "grad_norm": grad_norm, "tokens": found.tokens}
+        if found.routing is not None:
+            metrics |= dataclasses.asdict(found.routing)
+        return new_state, metrics
 
     return step
 

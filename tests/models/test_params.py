@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from spmdlab.models.config import DecoderConfig
+from spmdlab.models.config import DecoderConfig, MoeConfig
 from spmdlab.models.params import init_params, param_axes
 
 SIZES = {
@@ -15,8 +15,9 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize("moe", [None, MoeConfig(num_experts=5)], ids=["mlp", "moe"])
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
-def test_every_dim_of_every_parameter_has_a_logical_axis_of_its_size(layers):
+def test_every_dim_of_every_parameter_has_a_logical_axis_of_its_size(layers, moe):
     sizes = {
         "vocab": 32,
         "layers": 11,
@@ -26,8 +27,10 @@ def test_every_dim_of_every_parameter_has_a_logical_axis_of_its_size(layers):
         "kv_heads": 1,
         "head_dim": 8,
         "mlp": 32,
+        "expert": 5,
+        "router": 5,
     }
-    config = DecoderConfig(**SIZES, layers=layers)
+    config = DecoderConfig(**SIZES, layers=layers, moe=moe)
     params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     axes = param_axes(config)
     shapes = jax.tree.map(lambda param, names: tuple(sizes[name] for name in names), params, axes)

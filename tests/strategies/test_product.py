@@ -48,7 +48,8 @@ def test_a_users_own_axis_splits_the_batch_inside_ours():
 
 def test_weights_go_where_their_parallelism_says():
     rules = (Fsdp(4) * Tensor(2)).rules()
-    assert {axis for axis, m in rules.items() if m == ("fsdp",)} == {"embed", "act_batch"}
+    batch = {"act_batch", "act_expert_batch"}
+    assert {axis for axis, m in rules.items() if m == ("fsdp",)} == {"embed", *batch}
     assert {axis for axis, m in rules.items() if m == ("tensor",)} == {
         *("mlp", "heads", "kv_heads", "vocab"),
         *("act_mlp", "act_heads", "act_kv_heads", "act_vocab"),
