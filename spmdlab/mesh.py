@@ -171,10 +171,14 @@ class MeshShards:
         function: Callable[..., Any],
         axes_in: Sequence[Sequence[str | None]],
         axes_out: tuple[str | None, ...] | list[tuple[str | None, ...]],
+        *,
+        checked: bool = True,
     ) -> Callable[..., Any]:
-        """Returns ``function`` run on each device's parts; a list: it returns several arrays.
+        """Returns ``function`` run on each device's parts; see `spmdlab.models.weights.Shards`.
 
-        Inside a function that is manual over some mesh axes already, these stay as they are.
+        All mesh axes are manual inside, so what differs between devices differs by their parts
+        alone.  Within a function that is manual over some axes already (a pipeline's), those
+        stay as they are.
 
         Raises (the function returned, while tracing):
             ShardingError: A dim does not divide.
@@ -182,7 +186,6 @@ class MeshShards:
         if self.mesh.size == 1:
             return function
         mesh_shape = {str(axis): size for axis, size in self.mesh.shape.items()}
-
         around = jax.sharding.get_abstract_mesh()
         manual = {str(axis) for axis in around.manual_axes}
 
@@ -191,16 +194,15 @@ class MeshShards:
             free = [tuple(m for m in found if m not in manual) for found in mesh_axes]
             return PartitionSpec(*(found or None for found in free))
 
-        # Kernels do not say over which axes their results vary, hence no check of it; all mesh
-        # axes are manual, so what differs between devices differs by their parts alone.
         several = isinstance(axes_out, list)
         mapped = jax.shard_map(
-            function,
+            # Saved values would be laid out over the axes around as well, which JAX then refuses.
+            jax.checkpoint(function) if manual else function,
             mesh=around if manual else self.mesh,
             in_specs=tuple(spec(axes) for axes in axes_in),
             out_specs=tuple(map(spec, axes_out)) if several else spec(axes_out),
             axis_names=set(mesh_shape) - manual,
-            check_vma=False,
+            check_vma=checked,
         )
 
         def run(*arrays: jax.Array) -> Any:

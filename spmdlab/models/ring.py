@@ -174,7 +174,8 @@ def _backward(
     if split.ways > 2:
         carry = jax.lax.fori_loop(1, split.ways - 1, looped, carry)
     dq, dkv = step(split.ways - 1, *carry)
-    dk, dv = _send(dkv, split)  # the last hop brings them home
+    # The last hop brings them home, added up and so as narrow as they will be.
+    dk, dv = _send(tuple(g.astype(k_BSNK.dtype) for g in dkv), split)
     like = (q_BTHK, k_BSNK, v_BSNK)
     return tuple(
         g.reshape(x.shape).astype(x.dtype) for g, x in zip((dq, dk, dv), like, strict=True)

@@ -111,7 +111,13 @@ def _from_zigzag(x_BT: jax.Array, split: SequenceSplit) -> jax.Array:
 
 
 def exchange_attend(
-    q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, attend: Attend, layout: Layout
+    q_BTHK: jax.Array,
+    k_BSNK: jax.Array,
+    v_BSNK: jax.Array,
+    attend: Attend,
+    layout: Layout,
+    *,
+    checked: bool = True,
 ) -> jax.Array:
     """Returns ``attend`` of whole sequences, on each device for a part of the heads.
 
@@ -123,6 +129,7 @@ def exchange_attend(
         v_BSNK: Values.
         attend: Attention on one device.
         layout: Says how the sequence is split.
+        checked: See `spmdlab.models.weights.Shards.locally`; False if ``attend`` is a kernel.
 
     Raises:
         ShardingError: The query heads do not divide.
@@ -148,7 +155,8 @@ def exchange_attend(
 
         return swap(attend(*(swap(x, 2, 1) for x in (q_BTHK, k_BSNK, v_BSNK))), 1, 2)
 
-    return layout.locally(local, [HEADS, kv_axes, kv_axes], HEADS)(q_BTHK, k_BSNK, v_BSNK)
+    run = layout.locally(local, [HEADS, kv_axes, kv_axes], HEADS, checked=checked)
+    return run(q_BTHK, k_BSNK, v_BSNK)
 
 
 def shared_heads(

@@ -52,12 +52,23 @@ class Shards(Protocol):
         ...
 
     def locally(
-        self, function: Callable[..., Any], axes_in: Sequence[Axes], axes_out: Axes | list[Axes]
+        self,
+        function: Callable[..., Any],
+        axes_in: Sequence[Axes],
+        axes_out: Axes | list[Axes],
+        *,
+        checked: bool = True,
     ) -> Callable[..., Any]:
         """Returns ``function`` run on each device's parts.
 
-        What it needs of other parts it fetches itself, over the axis of `sequence_split`.  A list
-        of ``axes_out`` says that it returns several arrays.
+        What it needs of other parts it fetches itself, over the axis of `sequence_split`.
+
+        Args:
+            function: Takes and returns parts of arrays.
+            axes_in: Logical axes of each argument.
+            axes_out: Of the result; a list says that there are several.
+            checked: Whether JAX proves that what leaves whole is equal on all devices.  Kernels
+                do not say over which axes their results vary, so there it cannot.
         """
         ...
 
@@ -91,10 +102,17 @@ class Layout:
         return self.shards.sequence_split if self.shards else None
 
     def locally(
-        self, function: Callable[..., Any], axes_in: Sequence[Axes], axes_out: Axes | list[Axes]
+        self,
+        function: Callable[..., Any],
+        axes_in: Sequence[Axes],
+        axes_out: Axes | list[Axes],
+        *,
+        checked: bool = True,
     ) -> Callable[..., Any]:
         """Returns ``function`` run on each device's parts of its arguments; see `Shards`."""
-        return self.shards.locally(function, axes_in, axes_out) if self.shards else function
+        if self.shards is None:
+            return function
+        return self.shards.locally(function, axes_in, axes_out, checked=checked)
 
     def activation(self, x: jax.Array, *axes: str) -> jax.Array:
         """Pins an activation, and its cotangent, to the layout of its logical axes."""

@@ -94,14 +94,16 @@ class Strategy:
         split = self.sequence_split
         if split and (found := self.rules()["act_len"]) != (split.axis,):
             raise ConfigError(
-                f"{self}: sequence_split() names mesh axis {split.axis!r}, but 'act_len' is split over "
-                f"{found}; make them the same."
+                f"{self}: sequence_split() names mesh axis {split.axis!r}, but 'act_len' is "
+                f"split over {', '.join(found) or 'none'}; make them the same."
             )
 
     @property
     def sequence_split(self) -> SequenceSplit | None:
         """How sequences are split through attention; None: they are whole on each device."""
-        found = [part.sequence_split() for part in self.parallelisms if hasattr(part, "sequence_split")]
+        found = [
+            part.sequence_split() for part in self.parallelisms if hasattr(part, "sequence_split")
+        ]
         return next((split for split in found if split is not None and split.ways > 1), None)
 
     @property
