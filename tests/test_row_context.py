@@ -4,14 +4,16 @@ L layers   W ways of context   B batch on a device   T tokens   H, N heads   K h
 """
 
 import functools
+import importlib.util
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from spmdlab.config import Experiment
 from spmdlab.models.config import DecoderConfig
 from spmdlab.row import compile_row
-from spmdlab.strategies import Context, Data, Fsdp
+from spmdlab.strategies import Context, Data, Fsdp, Strategy
 from spmdlab.workload import BatchConfig
 from tests.test_row import ITEMSIZE, TARGETS
 
@@ -24,23 +26,20 @@ STRATEGIES = {
 }
 
 
-@functools.cache
-def row(strategy: str, target: str):
-    experiment = Experiment(
-        model=DecoderConfig(
-            vocab_size=V,
-            num_layers=L,
-            embed_dim=D,
-            num_heads=H,
-            num_kv_heads=N,
-            head_dim=K,
-            mlp_dim=F,
-        ),
-        batch=BatchConfig(global_batch=B, seq_len=T),
-        strategies=STRATEGIES,
-        targets=(target,),
+def experiment(strategy: Strategy, seq_len: int = T, **changes: Any) -> Experiment:
+    model = {"vocab_size": V, "num_layers": L, "embed_dim": D, "num_heads": H, "num_kv_heads": N}
+    model |= {"head_dim": K, "mlp_dim": F, **changes}
+    return Experiment(
+        model=DecoderConfig(**model),
+        batch=BatchConfig(global_batch=B, seq_len=seq_len),
+        strategies={"it": strategy},
+        targets=("cpu:8", "v5e:2x4"),
     )
-    return compile_row(experiment, strategy, target)
+
+
+@functools.cache
+def row(strategy: str, target: str) -> dict[str, Any]:
+    return compile_row(experiment(STRATEGIES[strategy]), "it", target)
 
 
 def sent(strategy: str, target: str, kind: str) -> Counter:
@@ -99,3 +98,21 @@ def test_zigzag_halves_what_the_ring_computes(strategy):
     blocks = {"ring": (2 * W + 1) * 7, "contiguous": 4 * W * 7, "exchange": 4 * W * 6}[strategy]
     attention = blocks * 2 * chunk**2 * H * K * B // 2 * L
     assert row(strategy, "cpu:8")["matmul_flops"] == weights + attention
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_the_exchange_runs_the_kernel_on_whole_sequences():
+    """Splash attention of H / W heads, priced from its shapes: half the square of all T tokens.
+
+    Two products forwards, three for the queries' gradient, four for that of keys and values.
+    """
+    T, K = 512, 128
+    found = compile_row(
+        experiment(STRATEGIES["exchange"], T, head_dim=K, attention="flash"), "it", "v5e:2x4"
+    )
+    layer = D * K * (2 * H + 2 * N) + 3 * D * F
+    weights = 6 * B * T * (L * layer + V * D) / 8
+    kernel = (2 + 3 + 4) * 2 * T**2 / 2 * K * H // W * B // 2 * L
+    assert found["matmul_flops"] == pytest.approx(weights + kernel, rel=1e-3)
+    swaps = [c for c in found["collectives"] if c["kind"] == "all-to-all"]
+    assert sum(c["count"] for c in swaps) == (4 + 4) * L
