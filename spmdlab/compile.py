@@ -95,7 +95,7 @@ def jitted_step(workload: Workload, strategy: Strategy, layout: Layout, seed: in
         constrain_optimizer=constrainer(
             layout.mesh, {**strategy.rules(), **strategy.optimizer_rules()}
         ),
-        shards=MeshShards(layout.mesh, strategy.rules()),
+        shards=MeshShards(layout.mesh, strategy.rules(), strategy.sequence_split),
         seed=seed,
     )
     state = layout.shardings(abstract_state(workload))

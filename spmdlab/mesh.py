@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spmdlab.errors import ShardingError
 from spmdlab.hardware.topology import Placement, Topology
-from spmdlab.strategies.base import Parallelism, Rules
+from spmdlab.strategies.base import Parallelism, Rules, SequenceSplit
 from spmdlab.strategies.product import Strategy, as_strategy
 from spmdlab.strategies.resolve import partition_spec
 from spmdlab.targets import Target, devices, slice_index
@@ -159,6 +160,7 @@ class MeshShards:
 
     mesh: Mesh
     rules: Rules
+    sequence_split: SequenceSplit | None = None
 
     def ways(self, axis: str) -> int:
         """Parts that the dims of a logical axis are split into."""
@@ -166,11 +168,17 @@ class MeshShards:
 
     def locally(
         self,
-        function: Callable[..., jax.Array],
+        function: Callable[..., Any],
         axes_in: Sequence[Sequence[str | None]],
-        axes_out: Sequence[str | None],
-    ) -> Callable[..., jax.Array]:
-        """Returns ``function`` run on each device's parts; it must need no other part.
+        axes_out: tuple[str | None, ...] | list[tuple[str | None, ...]],
+        *,
+        checked: bool = True,
+    ) -> Callable[..., Any]:
+        """Returns ``function`` run on each device's parts; see `spmdlab.models.weights.Shards`.
+
+        All mesh axes are manual inside, so what differs between devices differs by their parts
+        alone.  Within a function that is manual over some axes already (a pipeline's), those
+        stay as they are.
 
         Raises (the function returned, while tracing):
             ShardingError: A dim does not divide.
@@ -178,21 +186,26 @@ class MeshShards:
         if self.mesh.size == 1:
             return function
         mesh_shape = {str(axis): size for axis, size in self.mesh.shape.items()}
+        around = jax.sharding.get_abstract_mesh()
+        manual = {str(axis) for axis in around.manual_axes}
 
         def spec(axes: Sequence[str | None]) -> PartitionSpec:
-            return PartitionSpec(*(self.rules[axis] or None if axis else None for axis in axes))
+            mesh_axes = [self.rules[axis] if axis else () for axis in axes]
+            free = [tuple(m for m in found if m not in manual) for found in mesh_axes]
+            return PartitionSpec(*(found or None for found in free))
 
-        # Kernels do not say over which axes their results vary, hence no check of it; all mesh
-        # axes are manual, so what differs between devices differs by their parts alone.
+        several = isinstance(axes_out, list)
         mapped = jax.shard_map(
-            function,
-            mesh=self.mesh,
+            # Saved values would be laid out over the axes around as well, which JAX then refuses.
+            jax.checkpoint(function) if manual else function,
+            mesh=around if manual else self.mesh,
             in_specs=tuple(spec(axes) for axes in axes_in),
-            out_specs=spec(axes_out),
-            check_vma=False,
+            out_specs=tuple(map(spec, axes_out)) if several else spec(axes_out),
+            axis_names=set(mesh_shape) - manual,
+            check_vma=checked,
         )
 
-        def run(*arrays: jax.Array) -> jax.Array:
+        def run(*arrays: jax.Array) -> Any:
             for array, axes in zip(arrays, axes_in, strict=True):
                 partition_spec(f"{tuple(axes)}", array.shape, axes, self.rules, mesh_shape)
             return mapped(*arrays)

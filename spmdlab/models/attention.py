@@ -4,6 +4,8 @@ Dims:  B batch   T query length   S key length   D model   H query heads
        N key and value heads   K head size
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from spmdlab.models.config import DecoderConfig
 from spmdlab.models.flash import flash_attend
+from spmdlab.models.ring import ring_attend
 from spmdlab.models.rope import Rotation
+from spmdlab.models.sequence import exchange_attend
 from spmdlab.models.weights import Layout, matrix
 
 
@@ -40,9 +44,22 @@ class Attention(nnx.Module):
         q_BTHK = checkpoint_name(rotate(heads("query", "act_heads")), "query")
         k_BSNK = checkpoint_name(rotate(heads("key", "act_kv_heads")), "key")
         v_BSNK = checkpoint_name(heads("value", "act_kv_heads"), "value")
-        y_BTHK = self.attend(q_BTHK, k_BSNK, v_BSNK, layout)
-        y_BTHK = checkpoint_name(y_BTHK, "context")
+        y_BTHK = self._attend(q_BTHK, k_BSNK, v_BSNK, layout)
         return layout.product("BTHK,HKD->BTD", y_BTHK, self, "out")
+
+    def _attend(
+        self, q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, layout: Layout
+    ) -> jax.Array:
+        split = layout.sequence_split
+        if split is not None and split.method == "ring":
+            return ring_attend(q_BTHK, k_BSNK, v_BSNK, layout)
+        if split is not None:
+            alone = functools.partial(self.attend, layout=Layout())
+            plain = self.attend is attend
+            y_BTHK = exchange_attend(q_BTHK, k_BSNK, v_BSNK, alone, layout, checked=plain)
+        else:
+            y_BTHK = self.attend(q_BTHK, k_BSNK, v_BSNK, layout)
+        return checkpoint_name(y_BTHK, "context")
 
 
 def attend(q_BTHK: jax.Array, k_BSNK: jax.Array, v_BSNK: jax.Array, layout: Layout) -> jax.Array:

@@ -130,7 +130,7 @@ class DecoderConfig:
     attention: Attention = "dot"
     """``dot``: scores of all pairs, in plain JAX.  ``flash``: JAX's Pallas kernel for TPU, which
     never holds them; on other platforms the same as ``dot``.  Lengths and heads are multiples of
-    128."""
+    128.  A ring over split sequences (`Context`) computes blocks in plain JAX under both."""
 
     moe: MoeConfig | None = None
     """Experts in place of each layer's MLP; None: one MLP for all tokens."""

@@ -4,7 +4,8 @@ Dims:  B batch   T sequence   D model   V vocabulary   L layers
 """
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from spmdlab.models.moe import Moe, Routing
 from spmdlab.models.norm import RmsNorm
 from spmdlab.models.remat import rematerialized
 from spmdlab.models.rope import Rotation, rotation
+from spmdlab.models.sequence import in_layout_order, in_reading_order, positions
 from spmdlab.models.weights import RESIDUAL, Constrain, Layout, Shards, unconstrained
 
 
@@ -58,8 +60,11 @@ class Block(nnx.Module):
     def _drop(self, x_BTD: jax.Array, key: jax.Array | None, layout: Layout) -> jax.Array:
         if key is None or not self.dropout:
             return x_BTD
-        keep_BTD = jax.random.bernoulli(key, 1 - self.dropout, x_BTD.shape)
-        keep_BTD = layout.activation(keep_BTD, *RESIDUAL)
+        B, T, D = x_BTD.shape
+        # A key for each position, so that a token's mask goes with it in any order.
+        key_T = jax.vmap(functools.partial(jax.random.fold_in, key))(positions(T, layout))
+        draw = jax.vmap(functools.partial(jax.random.bernoulli, p=1 - self.dropout, shape=(B, D)))
+        keep_BTD = layout.activation(draw(key_T).swapaxes(0, 1), *RESIDUAL)
         return jnp.where(keep_BTD, x_BTD / (1 - self.dropout), 0)
 
 
@@ -106,6 +111,7 @@ class Decoder(nnx.Module):
         shards: Shards | None = None,
         dropout_key: jax.Array | None = None,
         remat: str = "none",
+        order: Literal["reading", "layout"] = "reading",
     ) -> Output:
         """Returns logits, and how tokens were routed to experts.
 
@@ -117,11 +123,15 @@ class Decoder(nnx.Module):
             dropout_key: None switches dropout off.
             remat: A name in `spmdlab.models.remat.REMAT`.  An argument, because what to
                 recompute belongs to the strategy.
+            order: Of the tokens and of the logits.  ``layout``: the tokens stand as
+                `spmdlab.models.sequence.in_layout_order` puts them, and the logits stay so.
 
         Raises:
             ConfigError: There is no remat policy of that name.
         """
         layout = Layout(constrain, constrain_gradient, shards)
+        if order == "reading":
+            tokens_BT = in_layout_order(tokens_BT, ("act_batch", "act_len"), layout)
         with jax.named_scope("embed"):
             x_BTD = self.embed(tokens_BT, layout)
         with jax.named_scope("layers"):
@@ -130,12 +140,17 @@ class Decoder(nnx.Module):
             x_BTD = layout.enter(self.norm(x_BTD, layout))
         with jax.named_scope("head"):
             head = self.head if hasattr(self, "head") else self.embed.logits
-            return Output(logits_BTV=head(x_BTD, layout), routing=routing)
+            logits_BTV = head(x_BTD, layout)
+        if order == "reading":
+            axes = ("act_batch", "act_len", "act_vocab")
+            logits_BTV = in_reading_order(logits_BTV, axes, layout)
+        return Output(logits_BTV=logits_BTV, routing=routing)
 
     def _run_layers(
         self, x_BTD: jax.Array, dropout_key: jax.Array | None, remat: str, layout: Layout
     ) -> tuple[jax.Array, Routing | None]:
-        rotate = rotation(x_BTD.shape[1], self.head_dim, theta=self.rope_theta)
+        place_T = positions(x_BTD.shape[1], layout)
+        rotate = rotation(place_T, self.head_dim, theta=self.rope_theta)
         keys_L = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers)
         # Splitting a module leaves plain arrays, which JAX's own scan and checkpoint take.
         graph, stacked = nnx.split(self.layers if self.scanned else self.layers[0])

@@ -61,12 +61,21 @@ class Moe(nnx.Module):
         """Returns what the layer adds to the residual stream (inside), and how it routed.
 
         Raises:
-            ConfigError: ``group_size`` does not divide the sequence.
+            ConfigError: ``group_size`` does not divide the sequence, or the strategy changes
+                the order of tokens where that decides which are dropped.
         """
         B, T, D = x_BTD.shape
         S = self.moe.group_size or T
         if T % S:
             raise ConfigError(f"model.moe.group_size ({S}) must divide the sequence length ({T})")
+        split = layout.sequence_split
+        reordered = split is not None and split.order != "contiguous"
+        if reordered and (self.moe.dispatch == "capacity" or self.moe.group_size):
+            raise ConfigError(
+                "which tokens find a place with an expert depends on their order, and "
+                f"{split.axis}={split.ways} order={split.order} changes it; use order=contiguous, "
+                "or model.moe.dispatch='dropless' without group_size"
+            )
         x_BNSD = layout.activation(x_BTD.reshape(B, T // S, S, D), *GROUPS, None, "act_embed")
         probs_BNSE = self._probabilities(x_BNSD, layout)
         rank_BNSE = ranks(probs_BNSE, self.moe.experts_per_token)

@@ -28,13 +28,12 @@ class Rotation:
         return jnp.concatenate(turned, axis=-1).astype(x_BTHK.dtype)
 
 
-def rotation(seq_len: int, head_dim: int, *, theta: float) -> Rotation:
-    """Returns the rotation of positions 0 up to ``seq_len``.
+def rotation(position_T: jax.Array, head_dim: int, *, theta: float) -> Rotation:
+    """Returns the rotation of these positions.
 
     Source: Su et al. 2021, https://arxiv.org/abs/2104.09864; halves instead of neighbours
     as in GPT-NeoX and Llama's Hugging Face form.
     """
     exponent_R = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    position_T = jnp.arange(seq_len, dtype=jnp.float32)
-    angle_TR = position_T[:, None] / theta ** exponent_R[None]
+    angle_TR = position_T.astype(jnp.float32)[:, None] / theta ** exponent_R[None]
     return Rotation(cos_TR=jnp.cos(angle_TR), sin_TR=jnp.sin(angle_TR))

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+
+from spmdlab.strategies.base import SequenceSplit
 
 Axes = tuple[str | None, ...]
 Constrain = Callable[[jax.Array, Axes], jax.Array]
@@ -44,14 +46,32 @@ INSIDE: Axes = ("act_batch", "act_len", "act_embed")
 class Shards(Protocol):
     """What runs on each device's own part of arrays, where the partitioner cannot look inside."""
 
+    sequence_split: SequenceSplit | None
+    """How attention reaches tokens on other devices; None: sequences are whole."""
+
     def ways(self, axis: str) -> int:
         """Parts that the dims of a logical axis are split into."""
         ...
 
     def locally(
-        self, function: Callable[..., jax.Array], axes_in: Sequence[Axes], axes_out: Axes
-    ) -> Callable[..., jax.Array]:
-        """Returns ``function`` run on each device's parts; it must need no other part."""
+        self,
+        function: Callable[..., Any],
+        axes_in: Sequence[Axes],
+        axes_out: Axes | list[Axes],
+        *,
+        checked: bool = True,
+    ) -> Callable[..., Any]:
+        """Returns ``function`` run on each device's parts.
+
+        What it needs of other parts it fetches itself, over the axis of `sequence_split`.
+
+        Args:
+            function: Takes and returns parts of arrays.
+            axes_in: Logical axes of each argument.
+            axes_out: Of the result; a list says that there are several.
+            checked: Whether JAX proves that what leaves whole is equal on all devices.  Kernels
+                do not say over which axes their results vary, so there it cannot.
+        """
         ...
 
 
@@ -78,11 +98,23 @@ class Layout:
         """Parts that the dims of a logical axis are split into."""
         return self.shards.ways(axis) if self.shards else 1
 
+    @property
+    def sequence_split(self) -> SequenceSplit | None:
+        """How attention reaches tokens on other devices; None: sequences are whole."""
+        return self.shards.sequence_split if self.shards else None
+
     def locally(
-        self, function: Callable[..., jax.Array], axes_in: Sequence[Axes], axes_out: Axes
-    ) -> Callable[..., jax.Array]:
+        self,
+        function: Callable[..., Any],
+        axes_in: Sequence[Axes],
+        axes_out: Axes | list[Axes],
+        *,
+        checked: bool = True,
+    ) -> Callable[..., Any]:
         """Returns ``function`` run on each device's parts of its arguments; see `Shards`."""
-        return self.shards.locally(function, axes_in, axes_out) if self.shards else function
+        if self.shards is None:
+            return function
+        return self.shards.locally(function, axes_in, axes_out, checked=checked)
 
     def turned(self, x: jax.Array, axes: Axes, axes_back: Axes) -> jax.Array:
         """Lays ``x`` out by ``axes``, and its cotangent, on the way back, by ``axes_back``."""

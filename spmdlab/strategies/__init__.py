@@ -1,6 +1,11 @@
 """Parallelisms and their product, the strategy.  Imports no jax."""
 
-from spmdlab.strategies.base import Parallelism as Parallelism, Rules as Rules
+from spmdlab.strategies.base import (
+    Parallelism as Parallelism,
+    Rules as Rules,
+    SequenceSplit as SequenceSplit,
+)
+from spmdlab.strategies.context import Context as Context
 from spmdlab.strategies.data import Data as Data
 from spmdlab.strategies.expert import Expert as Expert
 from spmdlab.strategies.fsdp import Fsdp as Fsdp

@@ -1,7 +1,8 @@
 """The interface every parallelism implements, and the checks they share."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from spmdlab.errors import ConfigError
 
@@ -9,14 +10,34 @@ Rules = Mapping[str, tuple[str, ...]]
 """Logical axis -> mesh axes its dim is split over, outermost first.  ``()``: replicated."""
 
 
+Method = Literal["ring", "all_to_all"]
+"""How attention reaches tokens on other devices; see `spmdlab.strategies.context.Context`."""
+
+Order = Literal["zigzag", "contiguous"]
+"""Which stretches of a sequence a device holds; see `spmdlab.strategies.context.Context`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceSplit:
+    """One sequence over several devices, and how attention reaches the others' tokens."""
+
+    axis: str
+    """Mesh axis; the rules split ``act_len`` over it, and over nothing else."""
+
+    ways: int
+    method: Method
+    order: Order
+
+
 @runtime_checkable
 class Parallelism(Protocol):
     """One way to split work.  Frozen, hashable data: it holds no arrays and no mesh.
 
     A class of your own with these two methods is all it takes; there is no table to join.
-    Two more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
-    out differently from the weights, and ``text()``, the words that `strategy_from_text`
-    should read back (default: ``axis=size``).
+    Three more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
+    out differently from the weights; ``sequence_split()``, a `SequenceSplit`, when attention must
+    reach tokens on other devices; and ``text()``, the words that `strategy_from_text` should
+    read back (default: ``axis=size``).
     """
 
     def axes(self) -> Mapping[str, int]:

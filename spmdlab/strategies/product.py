@@ -11,7 +11,7 @@ from typing import Any
 
 from spmdlab.axes import LOGICAL_AXES, mesh_order
 from spmdlab.errors import ConfigError
-from spmdlab.strategies.base import Parallelism, Rules, check_ways
+from spmdlab.strategies.base import Parallelism, Rules, SequenceSplit, check_ways
 
 OptionValue = str | int | float | bool
 
@@ -76,6 +76,7 @@ class Strategy:
         self._check_axes()
         for of in (_rules, _optimizer_rules):
             self._merge(of)
+        self._check_sequence()
 
     def _check_axes(self) -> None:
         """Refuses a mesh axis that two parallelisms own."""
@@ -87,6 +88,23 @@ class Strategy:
                         f"{owners[axis]} and {part} both own mesh axis {axis!r}; keep one of them."
                     )
                 owners[axis] = part
+
+    def _check_sequence(self) -> None:
+        """Refuses lengths that attention, which walks one axis, could not put together."""
+        split = self.sequence_split
+        if split and (found := self.rules()["act_len"]) != (split.axis,):
+            raise ConfigError(
+                f"{self}: sequence_split() names mesh axis {split.axis!r}, but 'act_len' is "
+                f"split over {', '.join(found) or 'none'}; make them the same."
+            )
+
+    @property
+    def sequence_split(self) -> SequenceSplit | None:
+        """How sequences are split through attention; None: they are whole on each device."""
+        found = [
+            part.sequence_split() for part in self.parallelisms if hasattr(part, "sequence_split")
+        ]
+        return next((split for split in found if split is not None and split.ways > 1), None)
 
     @property
     def mesh_axes(self) -> dict[str, int]:

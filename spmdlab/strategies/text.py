@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from spmdlab.errors import ConfigError
 from spmdlab.lookup import pick
 from spmdlab.strategies.base import Parallelism
+from spmdlab.strategies.context import Context
 from spmdlab.strategies.data import Data
 from spmdlab.strategies.expert import Expert
 from spmdlab.strategies.fsdp import Fsdp
@@ -28,6 +29,7 @@ PARALLELISMS: dict[str, Words] = {
     "data": Words(make=Data),
     "fsdp": Words(make=Fsdp, options={"zero": int}),
     "expert": Words(make=Expert),
+    "context": Words(make=Context, options={"method": str, "order": str}),
     "tensor": Words(make=Tensor, options={"sequence": str, "kv": str}),
 }
 """Mesh axis -> the parallelism that owns it.  A new one of ours adds a line here."""

@@ -17,7 +17,8 @@ from spmdlab.models.loss import cross_entropy
 from spmdlab.models.moe import Routing
 from spmdlab.models.params import Params, param_axes, run
 from spmdlab.models.remat import REMAT
-from spmdlab.models.weights import Constrain, Shards, unconstrained
+from spmdlab.models.sequence import in_layout_order
+from spmdlab.models.weights import Constrain, Layout, Shards, unconstrained
 from spmdlab.train.optimizer import optimizer
 from spmdlab.train.state import BATCH_AXES, State
 from spmdlab.workload import Workload
@@ -82,6 +83,9 @@ def loss_and_grads(
     constrain_gradient = constrain_gradient or constrain
     # Divided by the tokens of the whole batch, parts just add up: a mean of the parts'
     # means would weigh a microbatch with few tokens too much.
+    layout = Layout(constrain, constrain_gradient, shards)
+    with jax.named_scope("order"):
+        batch = {name: in_layout_order(x, BATCH_AXES, layout) for name, x in batch.items()}
     with jax.named_scope("loss"):
         tokens = jnp.sum(batch["weights"])
 
@@ -99,6 +103,7 @@ def loss_and_grads(
             shards=shards,
             dropout_key=key,
             remat=strategy.remat,
+            order="layout",
         )
         with jax.named_scope("loss"):
             losses_BT = cross_entropy(output.logits_BTV, part["targets"])

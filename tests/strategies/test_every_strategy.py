@@ -6,13 +6,25 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spmdlab.axes import LOGICAL_AXES, MESH_AXES
-from spmdlab.strategies import Data, Expert, Fsdp, Strategy, Tensor, as_strategy, strategy_from_text
+from spmdlab.strategies import (
+    Context,
+    Data,
+    Expert,
+    Fsdp,
+    Strategy,
+    Tensor,
+    as_strategy,
+    strategy_from_text,
+)
 
 WAYS = st.sampled_from([1, 2, 3, 4, 16, 256])
+ORDERS = ["zigzag", "contiguous", None]
 PARTS = {
     "data": st.builds(Data, WAYS),
     "fsdp": st.builds(Fsdp, WAYS, zero=st.sampled_from([1, 3])),
     "expert": st.builds(Expert, WAYS),
+    "context": st.builds(Context, WAYS, method=st.just("ring"), order=st.sampled_from(ORDERS))
+    | st.builds(Context, WAYS, method=st.just("all_to_all")),
     "tensor": st.builds(
         Tensor,
         WAYS,
@@ -91,7 +103,7 @@ def test_every_mesh_axis_is_used(strategy):
     assert used == set(strategy.mesh_axes)
 
 
-@pytest.mark.parametrize("part", [Data(8), Fsdp(8), Expert(8), Tensor(8)], ids=str)
+@pytest.mark.parametrize("part", [Data(8), Fsdp(8), Expert(8), Context(8), Tensor(8)], ids=str)
 def test_a_lone_parallelism_is_a_strategy(part):
     strategy = as_strategy(part)
     assert strategy.num_devices == 8

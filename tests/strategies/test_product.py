@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 
 from spmdlab.errors import ConfigError
-from spmdlab.strategies import Data, Fsdp, Strategy, Tensor, as_strategy
+from spmdlab.strategies import (
+    Context,
+    Data,
+    Fsdp,
+    SequenceSplit,
+    Strategy,
+    Tensor,
+    as_strategy,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +27,17 @@ class Ring:
 
     def rules(self):
         return {"act_len": ("ring",), "act_res_len": ("ring",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitsOnlyByWord(Ring):
+    """Says that its sequences are split, and splits the batch."""
+
+    def rules(self):
+        return {"act_batch": ("ring",)}
+
+    def sequence_split(self):
+        return SequenceSplit(axis="ring", ways=self.ways, method="ring", order="zigzag")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +85,15 @@ def test_sequence_parallelism_splits_only_the_residual_stream():
     assert changed == {"act_res_len": ("tensor",)}
     assert Tensor(2, sequence=True) == Tensor(2, sequence="on")
     assert Tensor(2, sequence=False) == Tensor(2)
+
+
+def test_context_splits_lengths_inside_and_between_blocks():
+    strategy = Tensor(2, sequence="on") * Context(4)
+    assert strategy.rules()["act_len"] == ("context",)
+    assert strategy.rules()["act_res_len"] == ("context", "tensor")
+    assert strategy.sequence_split == Context(4).sequence_split()
+    assert (Context(1) * Data(2)).sequence_split is None
+    assert (Ring(2) * Data(2)).sequence_split is None
 
 
 def test_replicated_kv_heads_are_stated():
@@ -144,6 +172,11 @@ def test_with_options_keeps_what_it_is_not_given():
         pytest.param(lambda: Tensor(2, sequence="yes"), "Known: 'off', 'on'", id="sequence"),
         pytest.param(lambda: as_strategy("fsdp=4"), "strategy_from_text", id="text"),
         pytest.param(lambda: as_strategy(Data), r"Data\(8\)", id="class"),
+        pytest.param(
+            lambda: SplitsOnlyByWord(2) * Data(2),
+            "names mesh axis 'ring', but 'act_len' is split over none",
+            id="sequence-split",
+        ),
         pytest.param(lambda: Data(2) * 3, "3 is no strategy", id="number"),
         pytest.param(lambda: Strategy(()), r"Data\(1\)", id="empty"),
         pytest.param(lambda: Strategy((Data(1),), remat="a b"), "remat", id="remat"),
