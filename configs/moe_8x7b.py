@@ -6,8 +6,9 @@ r"""Mixtral 8x7B on 64 chips: experts beside FSDP and tensor parallelism.
 Groups of 512 tokens compete for places: the products that put tokens in their places grow with
 the group, and at 4096 would be a quarter of the experts' own.
 
-Expected: three rows.  FSDP alone gathers all eight experts for every layer, though each token
-meets two; with ``expert=8`` tokens travel instead of experts.
+Expected: three rows, some three to five minutes each on a busy CPU core.  FSDP alone gathers all
+eight experts for every layer, though each token meets two; with ``expert=8`` tokens travel
+instead of experts.
 """
 
 from spmdlab.config import Experiment

@@ -79,9 +79,10 @@ def of_kind(row, kind, axes, least=0):
 @TARGETS
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_tokens_go_to_experts_and_back_by_all_to_all(row, target, strategy):
-    """One to them and one back, forwards and backwards, in each layer; two more where the backward pass does the layer again.
+    """In each layer one to them and one back, forwards and again backwards.
 
-    Each moves a device's share of E * C rows for every sequence, and keeps its own part.
+    Two more where the backward pass does the layer again.  Each moves a device's share of E * C
+    rows for every sequence, and keeps its own part.
     """
     found = row(strategy, target)
     moves = [c for c in found["collectives"] if c["kind"] == "all-to-all"]
