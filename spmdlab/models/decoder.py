@@ -3,6 +3,8 @@
 Dims:  B batch   T sequence   D model   V vocabulary   L layers
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -108,21 +110,46 @@ class Decoder(nnx.Module):
     ) -> jax.Array:
         rotate = rotation(x_BTD.shape[1], self.head_dim, theta=self.rope_theta)
         keys_L = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers)
-        # Splitting a module leaves plain arrays, which JAX's own scan and checkpoint take.
-        graph, stacked = nnx.split(self.layers if self.scanned else self.layers[0])
-
-        def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> jax.Array:
-            return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
-
-        layer = rematerialized(layer, remat, prevent_cse=not self.scanned)
         if self.scanned:
-            x_BTD, _ = jax.lax.scan(lambda x, xs: (layer(x, *xs), None), x_BTD, (stacked, keys_L))
-            return x_BTD
+            return run_stacked(self.layers, x_BTD, keys_L, rotate, remat, layout)
+        layer, _ = _pure(self.layers[0], rotate, layout)
+        layer = rematerialized(layer, remat, prevent_cse=True)
         for index, block in enumerate(self.layers):
             key = None if keys_L is None else keys_L[index]
             with jax.named_scope(str(index)):
                 x_BTD = layer(x_BTD, nnx.split(block)[1], key)
         return x_BTD
+
+
+def run_stacked(
+    block: Block,
+    x_BTD: jax.Array,
+    keys_L: jax.Array | None,
+    rotate: Rotation,
+    remat: str,
+    layout: Layout,
+) -> jax.Array:
+    """Returns the residual stream after the layers stacked in ``block``.
+
+    Raises:
+        ConfigError: There is no remat policy of that name.
+    """
+    layer, stacked = _pure(block, rotate, layout)
+    layer = rematerialized(layer, remat, prevent_cse=False)
+    x_BTD, _ = jax.lax.scan(lambda x, xs: (layer(x, *xs), None), x_BTD, (stacked, keys_L))
+    return x_BTD
+
+
+def _pure(
+    block: Block, rotate: Rotation, layout: Layout
+) -> tuple[Callable[[jax.Array, nnx.State, jax.Array | None], jax.Array], nnx.State]:
+    """A block as a function of plain arrays, which JAX's own scan and checkpoint take."""
+    graph, weights = nnx.split(block)
+
+    def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> jax.Array:
+        return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
+
+    return layer, weights
 
 
 def _norm(config: DecoderConfig) -> RmsNorm:

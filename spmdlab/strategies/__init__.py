@@ -3,6 +3,7 @@
 from spmdlab.strategies.base import Parallelism as Parallelism, Rules as Rules
 from spmdlab.strategies.data import Data as Data
 from spmdlab.strategies.fsdp import Fsdp as Fsdp
+from spmdlab.strategies.pipeline import Pipeline as Pipeline
 from spmdlab.strategies.product import (
     Composable as Composable,
     Strategy as Strategy,

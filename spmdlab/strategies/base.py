@@ -14,9 +14,10 @@ class Parallelism(Protocol):
     """One way to split work.  Frozen, hashable data: it holds no arrays and no mesh.
 
     A class of your own with these two methods is all it takes; there is no table to join.
-    Two more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
-    out differently from the weights, and ``text()``, the words that `strategy_from_text`
-    should read back (default: ``axis=size``).
+    Three more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
+    out differently from the weights; ``text()``, the words that `strategy_from_text` should
+    read back (default: ``axis=size``); and ``pipeline_schedule()``, when it runs the layers as
+    a pipeline over a mesh axis ``stage``.
     """
 
     def axes(self) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from spmdlab.lookup import pick
 from spmdlab.strategies.base import Parallelism
 from spmdlab.strategies.data import Data
 from spmdlab.strategies.fsdp import Fsdp
+from spmdlab.strategies.pipeline import Pipeline
 from spmdlab.strategies.product import Strategy, option_value
 from spmdlab.strategies.tensor import Tensor
 
@@ -25,6 +26,9 @@ class Words:
 
 PARALLELISMS: dict[str, Words] = {
     "data": Words(make=Data),
+    "stage": Words(
+        make=Pipeline, options={"schedule": str, "microbatches": int, "repeats": int}
+    ),
     "fsdp": Words(make=Fsdp, options={"zero": int}),
     "tensor": Words(make=Tensor, options={"sequence": str, "kv": str}),
 }

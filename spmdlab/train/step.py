@@ -16,8 +16,10 @@ from spmdlab.lookup import pick
 from spmdlab.models.loss import cross_entropy
 from spmdlab.models.params import Params, apply, param_axes
 from spmdlab.models.remat import REMAT
-from spmdlab.models.weights import Constrain, Shards, unconstrained
+from spmdlab.models.weights import Constrain, Layout, Shards, unconstrained
+from spmdlab.pipeline.schedule import Schedule
 from spmdlab.train.optimizer import optimizer
+from spmdlab.train.pipeline import pipelined_loss_and_grads
 from spmdlab.train.state import BATCH_AXES, State
 from spmdlab.workload import Workload
 
@@ -31,6 +33,11 @@ class Recipe(Protocol):
 
     remat: str
     accumulate: int
+
+    @property
+    def pipeline(self) -> Schedule | None:
+        """The schedule of its pipeline, if it has one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +102,25 @@ def loss_and_grads(
             losses_BT = cross_entropy(logits_BTV, part["targets"])
             return jnp.sum(losses_BT * part["weights"]) / tokens
 
+    def pipelined(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
+        num = strategy.pipeline.microbatches
+        return pipelined_loss_and_grads(
+            workload,
+            strategy.pipeline,
+            params,
+            _microbatches(part, num, constrain, "microbatches"),
+            tokens,
+            layout=Layout(constrain, constrain_gradient, shards),
+            stages=shards,
+            remat=strategy.remat,
+            dropout_keys_M=None if key is None else jax.random.split(key, num),
+        )
+
     def part_of_it(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
-        loss, grads = jax.value_and_grad(share_of_loss)(params, part, key)
+        if strategy.pipeline:
+            loss, grads = pipelined(part, key)
+        else:
+            loss, grads = jax.value_and_grad(share_of_loss)(params, part, key)
         return loss, _constrain_params(workload, grads, constrain_gradient)
 
     if strategy.accumulate == 1:
@@ -177,7 +201,9 @@ def _constrain_params(workload: Workload, tree: Params, constrain: Constrain) ->
     return jax.tree.map(constrain, tree, param_axes(workload.model))
 
 
-def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
+def _microbatches(
+    batch: Batch, num: int, constrain: Constrain, option: str = "accumulate"
+) -> Batch:
     """Returns the batch with a leading dim of microbatches, each spread over all devices.
 
     Row r goes to microbatch ``r % num``.  A reshape to [A, B / A] would give the first
@@ -188,7 +214,7 @@ def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
         B, T = rows_BT.shape
         if B % num:
             raise ConfigError(
-                f"A batch of {B} sequences does not divide into accumulate={num} microbatches; "
+                f"A batch of {B} sequences does not divide into {option}={num} microbatches; "
                 f"the nearest that do have {B - B % num} and {B - B % num + num}."
             )
         rows_BAT = constrain(
