@@ -17,7 +17,8 @@ ORDER = (
 
 # These never import jax, not even inside a function.
 NO_JAX = set(
-    "errors lookup units axes hardware hlo cost timeline pipeline config report pool dump lab".split()
+    "errors lookup units axes hardware hlo cost timeline pipeline config report pool dump "
+    "lab".split()
 )
 # So do these modules of packages that elsewhere may.
 NO_JAX_FILES = {"models/config.py"}

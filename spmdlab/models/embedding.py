@@ -38,15 +38,27 @@ class Embed(nnx.Module):
         # Pinned inside first: split by length at once, the partitioner gathers the table.
         return layout.leave(layout.activation(x_BTD, *INSIDE))
 
-    def table_gradient(
-        self, dx_BTD: jax.Array, tokens_BT: jax.Array, layout: Layout
-    ) -> jax.Array:
+    def table_gradient(self, dx_BTD: jax.Array, tokens_BT: jax.Array, layout: Layout) -> jax.Array:
         """Returns the gradient of the table from that of the rows looked up.
 
         The lookup's backward pass on its own, for where the lookup was elsewhere.
         """
         dx_BTD = layout.constrain(dx_BTD, INSIDE)
-        drows_VD = _add_rows(dx_BTD, tokens_BT, self.table.shape[0], layout)
+        parts = layout.ways("act_batch")
+        # One table for each part of the batch, then their sum: inside a region that is manual
+        # over some axis, the partitioner would otherwise gather the batch.
+        dx_PBTD = dx_BTD.reshape(parts, -1, *dx_BTD.shape[1:])
+        dx_PBTD = layout.constrain(dx_PBTD, (INSIDE[0], None, *INSIDE[1:]))
+        tokens_PBT = tokens_BT.reshape(parts, -1, tokens_BT.shape[1])
+        tokens_PBT = layout.constrain(tokens_PBT, (INSIDE[0], None, INSIDE[1]))
+        wide = jnp.promote_types(dx_BTD.dtype, jnp.float32)
+        table_axes = (INSIDE[0], "act_vocab", "act_embed")
+        zeros_PVD = jnp.zeros((parts, self.table.shape[0], dx_BTD.shape[-1]), wide)
+        zeros_PVD = layout.constrain(zeros_PVD, table_axes)
+        drows_PVD = jax.vmap(lambda rows, at, dx: rows.at[at].add(dx))(
+            zeros_PVD, tokens_PBT, dx_PBTD.astype(wide)
+        )
+        drows_VD = layout.constrain(drows_PVD, table_axes).sum(axis=0)
         return layout.weight_gradient(self, "table", drows_VD.astype(self.dtype))
 
     def logits(self, x_BTD: jax.Array, layout: Layout) -> jax.Array:
@@ -97,9 +109,7 @@ def _look_up_bwd(
     return dtable_VD.astype(table_V0.dtype), np.zeros(tokens_BT.shape, jax.dtypes.float0)
 
 
-def _add_rows(
-    dx_BTD: jax.Array, tokens_BT: jax.Array, height: int, layout: Layout
-) -> jax.Array:
+def _add_rows(dx_BTD: jax.Array, tokens_BT: jax.Array, height: int, layout: Layout) -> jax.Array:
     """Returns a table of ``height`` rows, each the sum of the rows of its tokens."""
     wide = jnp.promote_types(dx_BTD.dtype, jnp.float32)
     zeros_VD = jnp.zeros((height, dx_BTD.shape[-1]), wide)

@@ -15,9 +15,7 @@ from spmdlab.models.rope import rotation
 from spmdlab.models.weights import Layout
 
 
-def embed(
-    config: DecoderConfig, params: Params, tokens_BT: jax.Array, layout: Layout
-) -> jax.Array:
+def embed(config: DecoderConfig, params: Params, tokens_BT: jax.Array, layout: Layout) -> jax.Array:
     """Returns the embedded tokens, from ``params["embed"]``."""
     with jax.named_scope("embed"):
         return _part(config, params, "embed")(tokens_BT, layout)

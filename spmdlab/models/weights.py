@@ -122,9 +122,7 @@ class Layout:
             used = _relayout(cast, self.constrain, in_use, gradient, at_rest)
             return checkpoint_name(used, GATHERED)
 
-    def weight_gradient(
-        self, module: nnx.Module, name: str, d_used: jax.Array
-    ) -> jax.Array:
+    def weight_gradient(self, module: nnx.Module, name: str, d_used: jax.Array) -> jax.Array:
         """Returns the gradient of a weight from that of `weight`, as the backward pass does."""
         param = getattr(module, name)
         gradient = self.constrain_gradient or self.constrain

@@ -222,9 +222,7 @@ def schedule_from_text(text: str | Iterable[str], name: str = "table") -> Schedu
     lines = text.splitlines() if isinstance(text, str) else list(text)
     rows = []
     for stage, line in enumerate(line for line in lines if line.strip()):
-        rows.append(
-            tuple(_read_cell(word, stage, tick) for tick, word in enumerate(line.split()))
-        )
+        rows.append(tuple(_read_cell(word, stage, tick) for tick, word in enumerate(line.split())))
     return Schedule(tuple(rows), name)
 
 

@@ -26,9 +26,7 @@ class Words:
 
 PARALLELISMS: dict[str, Words] = {
     "data": Words(make=Data),
-    "stage": Words(
-        make=Pipeline, options={"schedule": str, "microbatches": int, "repeats": int}
-    ),
+    "stage": Words(make=Pipeline, options={"schedule": str, "microbatches": int, "repeats": int}),
     "fsdp": Words(make=Fsdp, options={"zero": int}),
     "tensor": Words(make=Tensor, options={"sequence": str, "kv": str}),
 }

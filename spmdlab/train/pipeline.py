@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from spmdlab.cost.phase import TICK_SCOPE
 from spmdlab.errors import ConfigError
 from spmdlab.models import parts
 from spmdlab.models.loss import cross_entropy
@@ -33,8 +34,6 @@ from spmdlab.pipeline.slots import NONE, assign_slots, homeward_permutes
 from spmdlab.workload import Workload
 
 STAGE = "stage"
-SCOPE = "pipeline_tick"
-"""In the names of all that runs inside a tick."""
 
 _SPLIT, _WHOLE = PartitionSpec(STAGE), PartitionSpec()
 _SPLIT_TOKENS = PartitionSpec(None, STAGE)
@@ -124,7 +123,7 @@ def pipelined_loss_and_grads(
     for phase in schedule.phases():
         tick = functools.partial(_tick, pipe, phase, stages, params, fixed, batch_M)
         rows = (own[phase.start : phase.stop], shared[phase.start : phase.stop])
-        with jax.named_scope(SCOPE):
+        with jax.named_scope(TICK_SCOPE):
             carry, _ = jax.lax.scan(tick, carry, jax.tree.map(jnp.asarray, rows))
     grads = {name: _over_stages(grad) for name, grad in carry["head"].items()}
     table = _over_stages(carry["table"])
@@ -139,8 +138,7 @@ def check_divides(workload: Workload, schedule: Schedule) -> None:
     model, stages, repeats = workload.model, schedule.stages, schedule.repeats
     if model.layers != "scanned":
         raise ConfigError(
-            f"model.layers={model.layers!r}: a pipeline needs the layers stacked, "
-            "layers='scanned'."
+            f"model.layers={model.layers!r}: a pipeline needs the layers stacked, layers='scanned'."
         )
     chunks = stages * repeats
     if model.num_layers % chunks:
@@ -301,9 +299,7 @@ def _backward(
     layers = _chunk(pipe, given["layers"], repeat)
     keys = _keys(pipe, given, own["backward_microbatch"], repeat)
     with jax.named_scope("backward"):
-        y_BTD, pull = jax.vjp(
-            lambda layers, x_BTD: _run(pipe, layers, x_BTD, keys), layers, x_BTD
-        )
+        y_BTD, pull = jax.vjp(lambda layers, x_BTD: _run(pipe, layers, x_BTD, keys), layers, x_BTD)
     dy_BTD = _get(carry["cotangents"], own["cotangent_slot"])
     if phase.head:
         is_last = active & (own["cotangent_slot"] == NONE)
@@ -315,9 +311,7 @@ def _backward(
             functools.partial(_add_chunk, pipe, repeat, active), carry["layers"], dlayers
         )
     first_BTD = jnp.where(own["is_first"] == 1, dx_BTD, 0)
-    dtable = parts.table_gradient(
-        pipe.workload.model, first_BTD, given["looked_up"], pipe.layout
-    )
+    dtable = parts.table_gradient(pipe.workload.model, first_BTD, given["looked_up"], pipe.layout)
     carry["table"] = carry["table"] + dtable
     return dx_BTD
 
@@ -336,9 +330,13 @@ def _head(
             return jnp.sum(losses_BT * given["weights"]) / pipe.tokens
 
     with jax.named_scope("head_tokens"):
-        # Whole sequences, because the residual stream's may be split over another axis.
-        y_BTD = layout.constrain(jnp.where(is_last, y_BTD, 0), ("act_batch", None, "act_embed"))
-        part_BTD = jax.lax.psum_scatter(y_BTD, STAGE, scatter_dimension=1, tiled=True)
+        part_BTD = _locally(
+            layout,
+            functools.partial(
+                jax.lax.psum_scatter, axis_name=STAGE, scatter_dimension=1, tiled=True
+            ),
+            jnp.where(is_last, y_BTD, 0),
+        )
     loss, (dhead, dpart_BTD) = jax.value_and_grad(share_of_loss, argnums=(0, 1))(
         given["head"], part_BTD
     )
@@ -347,17 +345,29 @@ def _head(
         lambda total, grad: total + jnp.where(there, grad, 0), carry["head"], dhead
     )
     with jax.named_scope("head_tokens"):
-        dpart_BTD = layout.constrain(dpart_BTD, ("act_batch", None, "act_embed"))
-        dy_BTD = jax.lax.all_gather(dpart_BTD, STAGE, axis=1, tiled=True)
-        return layout.constrain(dy_BTD, RESIDUAL)
+        gather = functools.partial(jax.lax.all_gather, axis_name=STAGE, axis=1, tiled=True)
+        return layout.constrain(_locally(layout, gather, dpart_BTD), RESIDUAL)
 
 
-def _run(
-    pipe: _Pipeline, layers: Params, x_BTD: jax.Array, keys_L: jax.Array | None
+def _locally(
+    layout: Layout, collective: Callable[[jax.Array], jax.Array], x_BTD: jax.Array
 ) -> jax.Array:
-    return parts.run_layers(
-        pipe.workload.model, layers, x_BTD, keys_L, pipe.remat, pipe.layout
-    )
+    """Runs a collective over stages on each device's own part of the batch.
+
+    Left automatic, the partitioner gathers the other axes first.  Sequences are whole here: the
+    collective splits them, and the residual stream's may be split over another axis.
+    """
+    axes = ("act_batch", None, "act_embed")
+    found = layout.locally(collective, (axes,), axes)(x_BTD)
+    # What comes out does not say that it differs between stages; taken to be the same on all, its
+    # cotangent would be summed over them.
+    if STAGE in jax.typeof(found).manual_axis_type.varying:
+        return found
+    return _varying(found)
+
+
+def _run(pipe: _Pipeline, layers: Params, x_BTD: jax.Array, keys_L: jax.Array | None) -> jax.Array:
+    return parts.run_layers(pipe.workload.model, layers, x_BTD, keys_L, pipe.remat, pipe.layout)
 
 
 def _chunk(pipe: _Pipeline, layers: Params, repeat: jax.Array) -> Params:
@@ -365,9 +375,7 @@ def _chunk(pipe: _Pipeline, layers: Params, repeat: jax.Array) -> Params:
     if pipe.schedule.repeats == 1:
         return layers
     n = pipe.layers_per_chunk
-    return jax.tree.map(
-        lambda param: jax.lax.dynamic_slice_in_dim(param, repeat * n, n), layers
-    )
+    return jax.tree.map(lambda param: jax.lax.dynamic_slice_in_dim(param, repeat * n, n), layers)
 
 
 def _add_chunk(

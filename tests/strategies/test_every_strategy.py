@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spmdlab.axes import LOGICAL_AXES, MESH_AXES
-from spmdlab.strategies import Data, Fsdp, Strategy, Tensor, as_strategy, strategy_from_text
+from spmdlab.strategies import Data, Fsdp, Pipeline, Strategy, Tensor, as_strategy, strategy_from_text
 
 WAYS = st.sampled_from([1, 2, 3, 4, 16, 256])
 PARTS = {
     "data": st.builds(Data, WAYS),
+    "stage": st.builds(
+        lambda ways, schedule, groups, repeats: Pipeline(
+            ways, schedule, groups * ways, 1 if schedule == "gpipe" else repeats
+        ),
+        st.integers(1, 4),
+        st.sampled_from(["gpipe", "circular", "1f1b"]),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    ),
     "fsdp": st.builds(Fsdp, WAYS, zero=st.sampled_from([1, 3])),
     "tensor": st.builds(
         Tensor,

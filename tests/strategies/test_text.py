@@ -28,7 +28,7 @@ def test_a_users_own_parallelism_can_be_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no parallelism.  Known: data, fsdp, tensor"),
+        ("", "names no parallelism.  Known: data, stage, fsdp, tensor"),
         ("remat=full", "names no parallelism"),
         ("fsdp", "'fsdp' is not of the form name=value"),
         ("fsdp=", "not of the form"),
