@@ -43,7 +43,8 @@ class Phase:
     """Whether any stage has a forward here; then all stages run one, some on nothing."""
     backward: bool
     head: bool
-    """Whether the last chunk's backward is here, which begins with the head and the loss."""
+    """Whether it is between the first and the last time that the last chunk's backward begins with
+    the head and the loss.  With repeats not every such tick has one, but every one runs it."""
 
     @property
     def ticks(self) -> int:
@@ -104,16 +105,14 @@ class Schedule:
         [3, 6, 3]
         """
         last = self.repeats - 1
+        ends = [
+            t for t, cell in enumerate(self.table[-1]) if (w := cell.backward) and w.repeat == last
+        ]
         kinds = []
-        for column in zip(*self.table, strict=True):
-            ends = column[-1].backward
-            kinds.append(
-                (
-                    any(cell.forward for cell in column),
-                    any(cell.backward for cell in column),
-                    ends is not None and ends.repeat == last,
-                )
-            )
+        for tick, column in enumerate(zip(*self.table, strict=True)):
+            backward = any(cell.backward for cell in column)
+            head = backward and ends[0] <= tick <= ends[-1]
+            kinds.append((any(cell.forward for cell in column), backward, head))
         found: list[Phase] = []
         for tick, kind in enumerate(kinds):
             if found and (found[-1].forward, found[-1].backward, found[-1].head) == kind:

@@ -446,7 +446,9 @@ def _movers(
                 place = dict((target, to) for _, target, _, to in ends)
                 order = range(schedule.stages)
                 sent = _get(chunks, jnp.array([take[i] for i in order])[me])
-                came = jax.lax.ppermute(sent, STAGE, [(s, t) for s, t, _, _ in ends])
+                pairs = [(source, target) for source, target, _, _ in ends]
+                stays = all(source == target for source, target in pairs)
+                came = sent if stays else jax.lax.ppermute(sent, STAGE, pairs)
                 moved = jax.lax.dynamic_update_index_in_dim(
                     moved, came, jnp.array([place[i] for i in order])[me], 0
                 )

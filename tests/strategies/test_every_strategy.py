@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spmdlab.axes import LOGICAL_AXES, MESH_AXES
-from spmdlab.strategies import Data, Fsdp, Pipeline, Strategy, Tensor, as_strategy, strategy_from_text
+from spmdlab.strategies import (
+    Data,
+    Fsdp,
+    Pipeline,
+    Strategy,
+    Tensor,
+    as_strategy,
+    strategy_from_text,
+)
 
 WAYS = st.sampled_from([1, 2, 3, 4, 16, 256])
 PARTS = {
