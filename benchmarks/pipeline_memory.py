@@ -3,8 +3,7 @@
   python benchmarks/pipeline_memory.py
 
 Four stages, two replicas, eight emulated devices, one microbatch's size fixed: the batch grows with
-their number.  1F1B's temporaries must stay within 5% from 8 to 64; GPipe's grow by an input of every
-further microbatch.
+their number.  1F1B's temporaries must stay within 5% from 8 to 64; GPipe's grow.
 """
 
 import argparse
