@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from spmdlab.errors import ShardingError
 from spmdlab.hardware.topology import Placement, Topology
@@ -149,9 +149,15 @@ def constrainer(mesh: Mesh, rules: Rules) -> Constrain:
         spec = partition_spec(name, x.shape, logical_axes, rules, mesh_shape)
         if mesh.size == 1:
             return x
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(_current(mesh), spec))
 
     return constrain
+
+
+def _current(mesh: Mesh) -> Mesh | AbstractMesh:
+    """The mesh as the code being traced sees it: some axes are manual inside a pipeline."""
+    context = jax.sharding.get_abstract_mesh()
+    return context if context.manual_axes else mesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,6 +217,21 @@ class MeshShards:
             return mapped(*arrays)
 
         return run
+
+    def manually(
+        self, axis: str, function: Callable[..., Any], specs_in: Any, specs_out: Any
+    ) -> Callable[..., Any]:
+        """Returns ``function`` run on each position of one mesh axis; the others stay automatic.
+
+        Args:
+            axis: A mesh axis.
+            function: May name ``axis`` in JAX's collectives.
+            specs_in: Partition specs of the arguments, which name no other axis.
+            specs_out: The same for the results.
+        """
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=specs_in, out_specs=specs_out, axis_names={axis}
+        )
 
 
 def _text(axes: Mapping[str, int]) -> str:

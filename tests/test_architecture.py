@@ -11,13 +11,14 @@ import pytest
 REPO = pathlib.Path(__file__).parents[1]
 ROOT = REPO / "spmdlab"
 ORDER = (
-    "errors lookup units axes hardware hlo cost timeline strategies models data workload "
+    "errors lookup units axes hardware hlo cost timeline pipeline strategies models data workload "
     "config targets mesh train compile report row pool dump verify lab testing"
 ).split()
 
 # These never import jax, not even inside a function.
 NO_JAX = set(
-    "errors lookup units axes hardware hlo cost timeline config report pool dump lab".split()
+    "errors lookup units axes hardware hlo cost timeline pipeline config report pool dump "
+    "lab".split()
 )
 # So do these modules of packages that elsewhere may.
 NO_JAX_FILES = {

@@ -2,12 +2,14 @@
 
 JAX marks what it differentiates: ``jvp(...)`` around the forward pass, ``transpose(jvp(...))``
 around the backward pass, recomputation under remat included.  What stands outside both in a
-program that has a backward pass updates the state.
+program that has a backward pass updates the state.  A pipeline differentiates by hand, forward
+and backward in one tick: that is a phase of its own.
 """
 
 from spmdlab.hlo.program import Instruction, Program
 
 FORWARD, BACKWARD, UPDATE, UNKNOWN = "forward", "backward", "update", "unknown"
+TICK, TICK_SCOPE = "pipeline tick", "pipeline_tick"
 
 
 class Phases:
@@ -21,10 +23,12 @@ class Phases:
         )
 
     def of(self, instruction: Instruction) -> str:
-        """forward, backward, update, or unknown where the instruction carries no name."""
+        """One of the phases above; unknown where the instruction carries no name."""
         name = instruction.op_name
         if not name:
             return UNKNOWN
+        if TICK_SCOPE in name:
+            return TICK
         if "transpose(" in name:
             return BACKWARD
         if "jvp(" in name or not self._trains:

@@ -5,6 +5,7 @@ Dims:  B batch   T sequence   D model   V vocabulary   L layers
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -152,17 +153,10 @@ class Decoder(nnx.Module):
         place_T = positions(x_BTD.shape[1], layout)
         rotate = rotation(place_T, self.head_dim, theta=self.rope_theta)
         keys_L = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers)
-        # Splitting a module leaves plain arrays, which JAX's own scan and checkpoint take.
-        graph, stacked = nnx.split(self.layers if self.scanned else self.layers[0])
-
-        def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> Any:
-            return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
-
-        layer = rematerialized(layer, remat, prevent_cse=not self.scanned)
         if self.scanned:
-            xs = (stacked, keys_L)
-            x_BTD, routing = jax.lax.scan(lambda x, xs: layer(x, *xs), x_BTD, xs)
-            return x_BTD, jax.tree.map(jnp.mean, routing)
+            return run_stacked(self.layers, x_BTD, keys_L, rotate, remat, layout)
+        layer, _ = _pure(self.layers[0], rotate, layout)
+        layer = rematerialized(layer, remat, prevent_cse=True)
         routings = []
         for index, block in enumerate(self.layers):
             key = None if keys_L is None else keys_L[index]
@@ -170,6 +164,37 @@ class Decoder(nnx.Module):
                 x_BTD, routing = layer(x_BTD, nnx.split(block)[1], key)
             routings.append(routing)
         return x_BTD, jax.tree.map(lambda *parts: sum(parts) / len(parts), *routings)
+
+
+def run_stacked(
+    block: Block,
+    x_BTD: jax.Array,
+    keys_L: jax.Array | None,
+    rotate: Rotation,
+    remat: str,
+    layout: Layout,
+) -> tuple[jax.Array, Routing | None]:
+    """Returns the residual stream after the layers stacked in ``block``, and the mean routing.
+
+    Raises:
+        ConfigError: There is no remat policy of that name.
+    """
+    layer, stacked = _pure(block, rotate, layout)
+    layer = rematerialized(layer, remat, prevent_cse=False)
+    x_BTD, routing = jax.lax.scan(lambda x, xs: layer(x, *xs), x_BTD, (stacked, keys_L))
+    return x_BTD, jax.tree.map(jnp.mean, routing)
+
+
+def _pure(
+    block: Block, rotate: Rotation, layout: Layout
+) -> tuple[Callable[[jax.Array, nnx.State, jax.Array | None], Any], nnx.State]:
+    """A block as a function of plain arrays, which JAX's own scan and checkpoint take."""
+    graph, weights = nnx.split(block)
+
+    def layer(x_BTD: jax.Array, weights: nnx.State, key: jax.Array | None) -> Any:
+        return nnx.merge(graph, weights)(x_BTD, key, rotate, layout)
+
+    return layer, weights
 
 
 def _norm(config: DecoderConfig) -> RmsNorm:

@@ -38,6 +38,29 @@ class Embed(nnx.Module):
         # Pinned inside first: split by length at once, the partitioner gathers the table.
         return layout.leave(layout.activation(x_BTD, *INSIDE))
 
+    def table_gradient(self, dx_BTD: jax.Array, tokens_BT: jax.Array, layout: Layout) -> jax.Array:
+        """Returns the gradient of the table from that of the rows looked up.
+
+        The lookup's backward pass on its own, for where the lookup was elsewhere.
+        """
+        dx_BTD = layout.constrain(dx_BTD, INSIDE)
+        parts = layout.ways("act_batch")
+        # One table for each part of the batch, then their sum: inside a region that is manual
+        # over some axis, the partitioner would otherwise gather the batch.
+        dx_PBTD = dx_BTD.reshape(parts, -1, *dx_BTD.shape[1:])
+        dx_PBTD = layout.constrain(dx_PBTD, (INSIDE[0], None, *INSIDE[1:]))
+        tokens_PBT = tokens_BT.reshape(parts, -1, tokens_BT.shape[1])
+        tokens_PBT = layout.constrain(tokens_PBT, (INSIDE[0], None, INSIDE[1]))
+        wide = jnp.promote_types(dx_BTD.dtype, jnp.float32)
+        table_axes = (INSIDE[0], "act_vocab", "act_embed")
+        zeros_PVD = jnp.zeros((parts, self.table.shape[0], dx_BTD.shape[-1]), wide)
+        zeros_PVD = layout.constrain(zeros_PVD, table_axes)
+        drows_PVD = jax.vmap(lambda rows, at, dx: rows.at[at].add(dx))(
+            zeros_PVD, tokens_PBT, dx_PBTD.astype(wide)
+        )
+        drows_VD = layout.constrain(drows_PVD, table_axes).sum(axis=0)
+        return layout.weight_gradient(self, "table", drows_VD.astype(self.dtype))
+
     def logits(self, x_BTD: jax.Array, layout: Layout) -> jax.Array:
         """Returns the tied head's output, as `Head`."""
         return _logits(layout.product("BTD,VD->BTV", x_BTD, self, "table"), layout)
@@ -82,14 +105,19 @@ def _look_up_bwd(
     layout: Layout, residuals: tuple[jax.Array, jax.Array], dx_BTD: jax.Array
 ) -> tuple[jax.Array, np.ndarray]:
     table_V0, tokens_BT = residuals
+    dtable_VD = _add_rows(dx_BTD, tokens_BT, table_V0.shape[0], layout)
+    return dtable_VD.astype(table_V0.dtype), np.zeros(tokens_BT.shape, jax.dtypes.float0)
+
+
+def _add_rows(dx_BTD: jax.Array, tokens_BT: jax.Array, height: int, layout: Layout) -> jax.Array:
+    """Returns a table of ``height`` rows, each the sum of the rows of its tokens."""
     wide = jnp.promote_types(dx_BTD.dtype, jnp.float32)
-    zeros_VD = jnp.zeros((table_V0.shape[0], dx_BTD.shape[-1]), wide)
+    zeros_VD = jnp.zeros((height, dx_BTD.shape[-1]), wide)
     # Whole rows, as in use: the layout at rest would be carried back into the scatter, and
     # turn its updates round from a split by sequence to a split by width.
     zeros_VD = layout.activation(zeros_VD, "act_vocab", "act_embed")
     dtable_VD = zeros_VD.at[tokens_BT].add(dx_BTD.astype(wide))
-    dtable_VD = layout.activation(dtable_VD, "act_vocab", "act_embed")
-    return dtable_VD.astype(table_V0.dtype), np.zeros(tokens_BT.shape, jax.dtypes.float0)
+    return layout.activation(dtable_VD, "act_vocab", "act_embed")
 
 
 _look_up.defvjp(_look_up_fwd, _look_up_bwd)

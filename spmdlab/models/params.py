@@ -25,7 +25,7 @@ def init_params(config: DecoderConfig, key: jax.Array) -> Params:
 
 def param_axes(config: DecoderConfig) -> Params:
     """Returns a dict shaped like the parameters, with tuples of logical axes as leaves."""
-    state = nnx.split(_abstract(config))[1]
+    state = nnx.split(abstract_decoder(config))[1]
     return _nested({path: tuple(p.logical_axes) for path, p in nnx.to_flat_state(state)})
 
 
@@ -36,12 +36,18 @@ def apply(config: DecoderConfig, params: Params, tokens_BT: jax.Array, **options
 
 def run(config: DecoderConfig, params: Params, tokens_BT: jax.Array, **options: Any) -> Output:
     """Returns ``Decoder(config).run(tokens_BT, **options)`` with these parameters."""
-    graph, state = nnx.split(_abstract(config))
-    filled = [(path, param.replace(_at(params, path))) for path, param in nnx.to_flat_state(state)]
-    return nnx.merge(graph, nnx.from_flat_state(filled)).run(tokens_BT, **options)
+    return filled(abstract_decoder(config), params).run(tokens_BT, **options)
 
 
-def _abstract(config: DecoderConfig) -> Decoder:
+def filled(module: nnx.Module, params: Params) -> Any:
+    """Returns a decoder, or a part of one, with these parameters in place of its own."""
+    graph, state = nnx.split(module)
+    flat = [(path, param.replace(_at(params, path))) for path, param in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def abstract_decoder(config: DecoderConfig) -> Decoder:
+    """Returns a decoder with shapes for parameters."""
     return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
 
 

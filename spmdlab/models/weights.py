@@ -160,6 +160,13 @@ class Layout:
             used = _relayout(cast, self.constrain, in_use, gradient, at_rest)
             return checkpoint_name(used, GATHERED)
 
+    def weight_gradient(self, module: nnx.Module, name: str, d_used: jax.Array) -> jax.Array:
+        """Returns the gradient of a weight from that of `weight`, as the backward pass does."""
+        param = getattr(module, name)
+        gradient = self.constrain_gradient or self.constrain
+        with jax.named_scope(name):
+            return gradient(d_used, tuple(param.logical_axes)).astype(param.dtype)
+
     def product(self, equation: str, x: jax.Array, module: nnx.Module, name: str) -> jax.Array:
         """Returns ``einsum(equation, x, module.name)`` in the dtype of ``x``.
 

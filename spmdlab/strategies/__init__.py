@@ -9,6 +9,7 @@ from spmdlab.strategies.context import Context as Context
 from spmdlab.strategies.data import Data as Data
 from spmdlab.strategies.expert import Expert as Expert
 from spmdlab.strategies.fsdp import Fsdp as Fsdp
+from spmdlab.strategies.pipeline import Pipeline as Pipeline
 from spmdlab.strategies.product import (
     Composable as Composable,
     Strategy as Strategy,

@@ -11,6 +11,7 @@ from typing import Any
 
 from spmdlab.axes import LOGICAL_AXES, mesh_order
 from spmdlab.errors import ConfigError
+from spmdlab.pipeline.schedule import Schedule
 from spmdlab.strategies.base import Parallelism, Rules, SequenceSplit, check_ways
 
 OptionValue = str | int | float | bool
@@ -128,6 +129,12 @@ class Strategy:
     def optimizer_rules(self) -> Rules:
         """The same for optimizer state, which ZeRO-1 splits while the weights stay whole."""
         return self._merge(_optimizer_rules)
+
+    @property
+    def pipeline(self) -> Schedule | None:
+        """The schedule of its pipeline; None if it has none."""
+        found = [s() for p in self.parallelisms if (s := getattr(p, "pipeline_schedule", None))]
+        return found[0] if found else None
 
     def claims(self) -> list[tuple[Parallelism, Rules]]:
         """Per parallelism, the logical axes it claims for weights or their optimizer state."""

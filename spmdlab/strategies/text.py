@@ -11,6 +11,7 @@ from spmdlab.strategies.context import Context
 from spmdlab.strategies.data import Data
 from spmdlab.strategies.expert import Expert
 from spmdlab.strategies.fsdp import Fsdp
+from spmdlab.strategies.pipeline import Pipeline
 from spmdlab.strategies.product import Strategy, option_value
 from spmdlab.strategies.tensor import Tensor
 
@@ -27,6 +28,7 @@ class Words:
 
 PARALLELISMS: dict[str, Words] = {
     "data": Words(make=Data),
+    "stage": Words(make=Pipeline, options={"schedule": str, "microbatches": int, "repeats": int}),
     "fsdp": Words(make=Fsdp, options={"zero": int}),
     "expert": Words(make=Expert),
     "context": Words(make=Context, options={"method": str, "order": str}),

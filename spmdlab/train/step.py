@@ -19,7 +19,9 @@ from spmdlab.models.params import Params, param_axes, run
 from spmdlab.models.remat import REMAT
 from spmdlab.models.sequence import in_layout_order
 from spmdlab.models.weights import Constrain, Layout, Shards, unconstrained
+from spmdlab.pipeline.schedule import Schedule
 from spmdlab.train.optimizer import optimizer
+from spmdlab.train.pipeline import pipelined_loss_and_grads
 from spmdlab.train.state import BATCH_AXES, State
 from spmdlab.workload import Workload
 
@@ -33,6 +35,11 @@ class Recipe(Protocol):
 
     remat: str
     accumulate: int
+
+    @property
+    def pipeline(self) -> Schedule | None:
+        """The schedule of its pipeline, if it has one."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,8 +121,26 @@ def loss_and_grads(
                 loss += workload.model.moe.load_balance_weight * routing.load_balance
             return loss, routing
 
+    def pipelined(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
+        microbatches = strategy.pipeline.microbatches
+        return pipelined_loss_and_grads(
+            workload,
+            strategy.pipeline,
+            params,
+            _microbatches(part, microbatches, constrain, "microbatches"),
+            tokens,
+            layout=layout,
+            stages=shards,
+            remat=strategy.remat,
+            dropout_keys_M=None if key is None else jax.random.split(key, microbatches),
+        )
+
     def part_of_it(part: Batch, key: jax.Array | None) -> Any:
-        found, grads = jax.value_and_grad(share_of_loss, has_aux=True)(params, part, key)
+        if strategy.pipeline:
+            loss, grads = pipelined(part, key)
+            found = (loss, None)
+        else:
+            found, grads = jax.value_and_grad(share_of_loss, has_aux=True)(params, part, key)
         return found, _constrain_params(workload, grads, constrain_gradient)
 
     if num == 1:
@@ -204,7 +229,9 @@ def _constrain_params(workload: Workload, tree: Params, constrain: Constrain) ->
     return jax.tree.map(constrain, tree, param_axes(workload.model))
 
 
-def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
+def _microbatches(
+    batch: Batch, num: int, constrain: Constrain, option: str = "accumulate"
+) -> Batch:
     """Returns the batch with a leading dim of microbatches, each spread over all devices.
 
     Row r goes to microbatch ``r % num``.  A reshape to [A, B / A] would give the first
@@ -215,7 +242,7 @@ def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
         B, T = rows_BT.shape
         if B % num:
             raise ConfigError(
-                f"A batch of {B} sequences does not divide into accumulate={num} microbatches; "
+                f"A batch of {B} sequences does not divide into {option}={num} microbatches; "
                 f"the nearest that do have {B - B % num} and {B - B % num + num}."
             )
         rows_BAT = constrain(

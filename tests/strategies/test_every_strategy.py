@@ -11,6 +11,7 @@ from spmdlab.strategies import (
     Data,
     Expert,
     Fsdp,
+    Pipeline,
     Strategy,
     Tensor,
     as_strategy,
@@ -21,6 +22,15 @@ WAYS = st.sampled_from([1, 2, 3, 4, 16, 256])
 ORDERS = ["zigzag", "contiguous", None]
 PARTS = {
     "data": st.builds(Data, WAYS),
+    "stage": st.builds(
+        lambda ways, schedule, groups, repeats: Pipeline(
+            ways, schedule, groups * ways, 1 if schedule == "gpipe" else repeats
+        ),
+        st.integers(1, 4),
+        st.sampled_from(["gpipe", "circular", "1f1b"]),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    ),
     "fsdp": st.builds(Fsdp, WAYS, zero=st.sampled_from([1, 3])),
     "expert": st.builds(Expert, WAYS),
     "context": st.builds(Context, WAYS, method=st.just("ring"), order=st.sampled_from(ORDERS))

@@ -1,0 +1,1 @@
+"""Pipeline schedules as data, and what follows from them.  Imports no jax."""
