@@ -5,8 +5,11 @@ line on stderr says what and what would work.  An error of ours keeps its traceb
 """
 
 import ast
+import contextlib
 import dataclasses
+import io
 import os
+import signal
 import sys
 import types
 import typing
@@ -33,6 +36,12 @@ def run(main: Callable[[], int | None], *, define: Callable[[], None]) -> typing
         main: Does the work; returns the exit code, None for 0.
         define: Defines the script's flags.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # Where the terminal has no "µ", a "?".
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we.
+            signal.signal(number, _leave)
     try:
         sys.exit(_run(main, define))
     except (SpmdlabError, flags.Error) as error:
@@ -45,6 +54,11 @@ def run(main: Callable[[], int | None], *, define: Callable[[], None]) -> typing
         # The reader of stdout left; what is buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _leave(number: int, frame: types.FrameType | None) -> typing.NoReturn:
+    """Ends this process by way of its ``finally`` clauses, which end the workers."""
+    sys.exit(128 + number)
 
 
 def _run(main: Callable[[], int | None], define: Callable[[], None]) -> int:
@@ -146,7 +160,8 @@ class _DictParser(flags.ArgumentParser):
 
 
 def _parse_experiment(text: str) -> Experiment:
-    found = load_experiment(text)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's.
+        found = load_experiment(text)
     _check_overrides(found)
     return found
 
@@ -161,6 +176,11 @@ def _overrides() -> list[str]:
 def _check_overrides(config: Experiment) -> None:
     """Raises ConfigError where a --config.x.y names no field, listing those that exist."""
     for path in _overrides():
+        if path == "strategies":
+            raise ConfigError(
+                "--config.strategies cannot be written as text; choose with "
+                "--strategy='fsdp=8,fsdp=4 tensor=2'"
+            )
         holder: Any = config
         so_far = "config"
         for name in path.split("."):

@@ -17,7 +17,7 @@ from launch import command
 from spmdlab import lab
 from spmdlab.report.collectives import ledger_report
 from spmdlab.report.console import print_tables
-from spmdlab.report.table import comparison_report
+from spmdlab.report.table import row_report
 
 
 def define() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         target=flags.FLAGS.target,
         out=flags.FLAGS.out,
     )
-    print_tables(*comparison_report([row]), "", *ledger_report(row["ledger"]))
+    print_tables(*row_report(row), "", *ledger_report(row["ledger"]))
 
 
 if __name__ == "__main__":

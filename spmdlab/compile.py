@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spmdlab.cost.memory import CompiledMemory
-from spmdlab.errors import CompileError, DoesNotFit
+from spmdlab.errors import CompileError, ConfigError, DoesNotFit, SpmdlabError
 from spmdlab.hardware.topology import Placement
 from spmdlab.mesh import MeshShards, build_mesh, constrainer, placement
 from spmdlab.strategies.plan import ShardingPlan, plan
@@ -37,6 +37,7 @@ _NEEDED = re.compile(
     r"\((\d+(?:\.\d+)?)([KMGT]?)\)?[^()]*exceeds[^()]*available[^()]*\((\d+(?:\.\d+)?)([KMGT]?)\)"
 )
 _USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]?) of (\d+(?:\.\d+)?)([KMGT]?) hbm")
+_NO_OPTION = re.compile(r"No such compile option: '([^']*)'")
 _UNIT = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 
 
@@ -112,6 +113,7 @@ def compile_step(
         TargetError: The target's devices cannot be had.
         DoesNotFit: It needs more memory than a device has; says how much.
         CompileError: XLA refuses it, in XLA's words.
+        ConfigError: A compiler option is unknown.
     """
     start = time.monotonic()
     layout = lay_out(workload, strategy, target)
@@ -168,9 +170,14 @@ def _xla_flops(compiled: Any) -> float | None:
     return float(flops) if flops >= 0 else None
 
 
-def _refusal(error: Exception) -> CompileError:
+def _refusal(error: Exception) -> SpmdlabError:
     """What XLA's exception means, in one line."""
     text = " ".join(str(error).split())
+    if option := _NO_OPTION.search(text):
+        return ConfigError(
+            f"compiler option {option[1]!r} is unknown to this compiler; see its own list of "
+            "options, or leave it out"
+        )
     found = _NEEDED.search(text) or _USED.search(text)
     if "RESOURCE_EXHAUSTED" in text and found:
         needed = float(found[1]) * _UNIT[found[2]]

@@ -65,6 +65,8 @@ class Experiment:
                 found += _complaints("", parse_topology, target)
         for name, overrides in self.chips.items():
             found += _complaints("", chip, name, overrides)
+        if not 0 <= self.seed < 2**32:
+            found.append(f"seed must be a whole number from 0 to 2**32 - 1, got {self.seed}")
         return found
 
     def check(self) -> None:
@@ -112,7 +114,7 @@ def load_experiment(text: str) -> Experiment:
     try:
         loader = importlib.machinery.SourceFileLoader(module.__name__, path)
         exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(_where(error, path)) from error
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
@@ -126,7 +128,7 @@ def load_experiment(text: str) -> Experiment:
         raise ConfigError(f"config file {path!r} has {wants}, but was given {have}") from None
     try:
         experiment = get_config(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(_where(error, path)) from error
     if not isinstance(experiment, Experiment):
         kind = type(experiment).__name__
@@ -134,7 +136,7 @@ def load_experiment(text: str) -> Experiment:
     return experiment
 
 
-def _where(error: Exception, path: str) -> str:
+def _where(error: BaseException, path: str) -> str:
     """Returns one line: the config file's own line that led to ``error``, and what it was."""
     line = None
     if isinstance(error, SyntaxError) and error.filename == path:

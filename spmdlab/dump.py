@@ -43,6 +43,6 @@ def read_hlo_text(file: str | os.PathLike[str]) -> str:
             "or --xla_dump_hlo_as_text writes"
         )
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise HloError(f"HLO file {str(path)!r} is no text: {error}") from error

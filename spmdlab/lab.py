@@ -14,7 +14,7 @@ from typing import Any
 from spmdlab import __version__, errors, pool
 from spmdlab.config import LOCAL, Experiment
 from spmdlab.dump import read_hlo_text
-from spmdlab.errors import CompileError, ConfigError, SpmdlabError
+from spmdlab.errors import CompileError, ConfigError, HloError, SpmdlabError
 from spmdlab.hardware.topology import parse_topology
 from spmdlab.lookup import pick
 from spmdlab.report import files, progress
@@ -30,6 +30,10 @@ from spmdlab.verify import supervise
 COMPILE_ROW = "spmdlab.row:compile_row"
 ANALYZE_HLO = "spmdlab.row:analyze_hlo"
 PREPARE = "spmdlab.targets:prepare_environment"
+
+LEDGER_FILE = "ledger.json"
+COMPARISON_FILES = ("comparison.json", "report.html")
+EXPLANATION_FILES = (LEDGER_FILE, "timeline.perfetto.json")
 
 MOST_JOBS = 4
 """Workers unless told otherwise: each compilation of a large model takes 1 to 2 GB."""
@@ -66,7 +70,7 @@ def compare(
     """
     experiment = select(experiment, strategies=strategies, targets=targets)
     if out is not None:
-        files.check_folder(out)
+        files.check_folder(out, COMPARISON_FILES)
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     pairs = [(name, target) for target in experiment.targets for name in experiment.strategies]
@@ -83,11 +87,8 @@ def compare(
         "rows": rows,
     }
     if out is not None:
-        texts = {
-            "comparison.json": files.json_text(comparison),
-            "report.html": comparison_page(comparison),
-        }
-        files.write_files(out, texts)
+        texts = (files.json_text(comparison), comparison_page(comparison))
+        files.write_files(out, dict(zip(COMPARISON_FILES, texts, strict=True)))
     return comparison
 
 
@@ -110,10 +111,11 @@ def explain(
 
     Returns:
         The row of `compare`, with ``ledger`` (what ``ledger.json`` holds) and
-        ``timeline_events`` besides.
+        ``timeline_events`` besides.  A step that could be compiled is explained even if it
+        needs more memory than there is; its ``error`` says so.
 
     Raises:
-        SpmdlabError: The experiment is wrong, or the step cannot be compiled or does not fit.
+        SpmdlabError: The experiment is wrong, or the step cannot be compiled.
     """
     experiment = select(
         experiment,
@@ -122,7 +124,7 @@ def explain(
     )
     (name,), (target,) = experiment.strategies, experiment.targets
     if out is not None:
-        files.check_folder(out)
+        files.check_folder(out, EXPLANATION_FILES)
     call = pool.Call(function=COMPILE_ROW, args=(experiment, name, target), kwargs={"detail": True})
     label = f"{name} on {target}"
     with contextlib.ExitStack() as stack:
@@ -134,17 +136,12 @@ def explain(
             watcher.finished(label, outcome.message, outcome="refused")
             raise _as_exception(outcome, label)
         row = outcome.value
-        if row["status"] != "ok":
-            watcher.finished(label, row["error"], outcome="refused")
-            raise CompileError(f"{label}: {row['error']}")
         watcher.finished(label, _note(row), outcome="done")
     if out is not None:
-        trace = perfetto_trace(row["timeline_events"], process=f"one device: {label}")
-        texts = {
-            "ledger.json": files.json_text(row["ledger"]),
-            "timeline.perfetto.json": files.json_text(trace),
-        }
-        files.write_files(out, texts)
+        process = f"one device: {label} (of a loop, the first iteration)"
+        trace = perfetto_trace(row["timeline_events"], process=process)
+        texts = (files.json_text(row["ledger"]), files.json_text(trace))
+        files.write_files(out, dict(zip(EXPLANATION_FILES, texts, strict=True)))
     return row
 
 
@@ -171,11 +168,14 @@ def analyze(
         SpmdlabError: The file is no HLO text, or target and mesh do not agree with it.
     """
     if out is not None:
-        files.check_folder(out)
+        files.check_folder(out, [LEDGER_FILE])
     text = read_hlo_text(hlo)
-    ledger = pool.Call(function=ANALYZE_HLO, args=(text, target, mesh))()
+    try:
+        ledger = pool.Call(function=ANALYZE_HLO, args=(text, target, mesh))()
+    except HloError as error:
+        raise HloError(f"HLO file {os.fspath(hlo)!r}: {error}") from error
     if out is not None:
-        files.write_files(out, {"ledger.json": files.json_text(ledger)})
+        files.write_files(out, {LEDGER_FILE: files.json_text(ledger)})
     return ledger
 
 

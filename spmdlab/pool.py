@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -277,6 +278,13 @@ def _failure(error: Exception) -> Failed:
     )
 
 
+def _follow(caller: int) -> None:
+    """Ends this process, whatever it is compiling, soon after its caller was killed."""
+    while os.getppid() == caller:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def _main() -> None:
     faulthandler.enable()
     # When memory runs out, the kernel should end a worker and not the caller.
@@ -284,6 +292,7 @@ def _main() -> None:
         pathlib.Path("/proc/self/oom_score_adj").write_text("500")
     # Ctrl-C reaches the whole group; the caller then kills its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     _serve(connection.Connection(int(sys.argv[1])))
 
 

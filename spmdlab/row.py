@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from spmdlab.config import Experiment
+from spmdlab.config import LOCAL, Experiment
 from spmdlab.cost.ledger import Ledger, Row, price
 from spmdlab.cost.memory import Memory, compiled_memory, text_memory
 from spmdlab.errors import TargetError
@@ -12,12 +12,16 @@ from spmdlab.hardware.chips import Chip, chip
 from spmdlab.hardware.topology import axes_from_text, parse_topology, row_major_placement
 from spmdlab.hlo.parse import parse
 from spmdlab.lookup import pick
+from spmdlab.report.rows import NOMINAL
 from spmdlab.strategies.product import as_strategy
 from spmdlab.timeline.replay import Timeline, replay
+from spmdlab.units import text_of_bytes
 from spmdlab.workload import Workload
 
 _NAMED_MESH = re.compile(r"mesh\[((?:'[^']+'=\d+,?)+)\]")
 _NAMED_AXIS = re.compile(r"'([^']+)'=(\d+)")
+_TPU_LAYOUT = re.compile(r"\{[\d,]*:T\(\d")
+_ONE_AXIS = "devices"
 
 
 def compile_row(
@@ -32,10 +36,11 @@ def compile_row(
         detail: Adds ``ledger`` (what ``ledger.json`` holds) and ``timeline_events``.
 
     Returns:
-        A row of ``comparison.json``.
+        A row of ``comparison.json``.  A step that was compiled and needs more memory than the
+        device has is a row with all its numbers and the status "does not fit".
 
     Raises:
-        SpmdlabError: The step cannot be laid out, compiled or does not fit.
+        SpmdlabError: The step cannot be laid out or compiled, or the compiler refuses its size.
     """
     from spmdlab.compile import RELAYS, compile_step
     from spmdlab.targets import parse_target
@@ -58,15 +63,16 @@ def compile_row(
     chips = num_devices / target.topology.devices_per_chip
     notes = list(ledger.unmodelled)
     if target.chip.name == "cpu":
-        notes.insert(0, f"{target.text}: seconds come from a nominal device; they rank, no more")
+        notes.insert(0, f"{target.text}: {NOMINAL}")
+    too_large = _too_large(memory)
     row = {
         "strategy": strategy_name,
         "target": target.text,
         "chip": target.chip.name,
         "mesh": strategy.mesh_axes,
-        "status": "ok",
-        "error": None,
-        "error_type": None,
+        "status": "does not fit" if too_large else "ok",
+        "error": too_large,
+        "error_type": "DoesNotFit" if too_large else None,
         "evidence": _evidence(target.chip),
         "compile_s": compiled.compile_s,
         "flops": ledger.flops().total,
@@ -86,7 +92,11 @@ def compile_row(
         "unmodelled": notes,
     }
     if detail:
-        row["ledger"] = ledger_json(ledger, timeline, memory, target.chip, notes)
+        row["ledger"] = {
+            "target": target.text,
+            "mesh": strategy.mesh_axes,
+            **ledger_json(ledger, timeline, memory, target.chip, notes),
+        }
         row["timeline_events"] = events_json(ledger, timeline)
     return row
 
@@ -109,8 +119,10 @@ def analyze_hlo(text: str, target_text: str, mesh_text: str | None) -> dict[str,
         ConfigError: The mesh does not parse.
         ShardingError: The mesh does not match the target.
     """
+    if target_text == LOCAL:
+        raise TargetError("analyze needs the target by name, as in cpu:8 or v5e:2x4, not 'local'")
     topology = parse_topology(target_text)
-    axes = axes_from_text(mesh_text) if mesh_text else None
+    axes = None if mesh_text is None else axes_from_text(mesh_text)
     program = parse(text)
     devices = max(program.num_partitions, program.num_replicas)
     if devices not in (1, topology.num_devices, topology.num_devices // topology.num_slices):
@@ -118,24 +130,37 @@ def analyze_hlo(text: str, target_text: str, mesh_text: str | None) -> dict[str,
             f"the program is for {devices} devices, target {target_text!r} has "
             f"{topology.num_devices}; name the target it was compiled for"
         )
+    guessed = axes is None
     if axes is None:
         axes = _named_mesh(text, topology.num_devices)
     one = chip(topology.chip)
     ledger = price(program, one, row_major_placement(topology, axes))
     timeline = replay(ledger)
     notes = list(ledger.unmodelled)
-    notes.append("memory: temporaries and peak are not in the text of a program")
+    notes.append(
+        "memory: a text does not tell weights from other arguments, so all count as params; "
+        "it has neither temporaries nor peak"
+    )
+    if guessed and axes == {_ONE_AXIS: topology.num_devices} and devices > 1:
+        notes.append(f"no mesh was given and the text names none: all is filed under {_ONE_AXIS!r}")
+    if other := _other_compiler(text, topology.kind):
+        notes.append(other)
     if devices > 1 and topology.kind == "tpu":
         notes.append("mesh positions are taken to lie on the torus in row-major order")
     if one.name == "cpu":
-        notes.append(f"{target_text}: seconds come from a nominal device; they rank, no more")
-    return ledger_json(ledger, timeline, text_memory(program, one.hbm_bytes), one, notes)
+        notes.append(f"{target_text}: {NOMINAL}")
+    memory = text_memory(program, one.hbm_bytes)
+    return {
+        "target": target_text,
+        "mesh": axes,
+        **ledger_json(ledger, timeline, memory, one, notes),
+    }
 
 
 def ledger_json(
     ledger: Ledger, timeline: Timeline, memory: Memory, priced_on: Chip, notes: list[str]
 ) -> dict[str, Any]:
-    """What ``ledger.json`` holds.  FLOPs, bytes and seconds are per device and step."""
+    """What ``ledger.json`` holds besides target and mesh, per device and step."""
     flops = ledger.flops()
     return {
         "chip": priced_on.name,
@@ -259,4 +284,30 @@ def _named_mesh(text: str, num_devices: int) -> dict[str, int]:
         own = not any(re.fullmatch(r"axis_\d+", name) for name in axes)
         if own and total == num_devices and len(axes) > len(best):
             best = axes
-    return best or {"devices": num_devices}
+    return best or {_ONE_AXIS: num_devices}
+
+
+def _too_large(memory: Memory) -> str | None:
+    """Says by how much a step exceeds its device, and what holds the memory."""
+    if memory.peak is None or memory.peak <= memory.capacity:
+        return None
+    parts = {"params": memory.params, "optimizer": memory.optimizer, "batch": memory.batch}
+    parts["temporaries"] = memory.temp or 0.0
+    held = ", ".join(
+        f"{name} {text_of_bytes(size)}" for name, size in sorted(parts.items(), key=lambda p: -p[1])
+    )
+    over = text_of_bytes(memory.peak - memory.capacity)
+    return (
+        f"needs {text_of_bytes(memory.peak)} per device, {over} more than the "
+        f"{text_of_bytes(memory.capacity)} it has: {held}"
+    )
+
+
+def _other_compiler(text: str, kind: str) -> str | None:
+    """Says where a program was compiled for another kind of device than it is priced on."""
+    tiled = _TPU_LAYOUT.search(text) is not None
+    if tiled and kind != "tpu":
+        return f"the program was compiled for a TPU and is priced on a {kind.upper()}"
+    if not tiled and kind == "tpu":
+        return "the text has no TPU layouts: the TPU's own compiler would write another program"
+    return None

@@ -1,6 +1,7 @@
 """What is computed in one optimizer step, whatever the layout.  No JAX."""
 
 import dataclasses
+import math
 
 from spmdlab.errors import ConfigError
 from spmdlab.models.config import DecoderConfig
@@ -57,9 +58,9 @@ class OptimizerConfig:
     def problems(self) -> list[str]:
         """Everything wrong with these values, one sentence each."""
         found = [
-            f"optimizer.{name} must be above 0, got {getattr(self, name)}"
+            f"optimizer.{name} must be above 0 and finite, got {getattr(self, name)}"
             for name in ("learning_rate", "eps", "clip_norm")
-            if not getattr(self, name) > 0
+            if not 0 < getattr(self, name) < math.inf
         ]
         found += [
             f"optimizer.{name} must be at least 0, got {getattr(self, name)}"

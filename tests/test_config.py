@@ -49,6 +49,8 @@ def test_a_sound_experiment_has_no_problems():
         pytest.param({"chips": {"v5x": {}}}, "v5x", id="override-of-unknown-chip"),
         pytest.param({"chips": {"v5e": {"hmb": 1.0}}}, "hmb", id="override-of-unknown-field"),
         pytest.param({"model": None}, "model must be DecoderConfig, got None", id="no-model"),
+        pytest.param({"seed": -1}, "seed must be a whole number from 0", id="negative-seed"),
+        pytest.param({"seed": 2**32}, r"from 0 to 2\*\*32 - 1, got 4294967296", id="large-seed"),
         pytest.param({"seed": True}, "seed must be int", id="bool-for-a-number"),
         pytest.param(
             {"batch": BatchConfig(global_batch="8", seq_len=16)},
@@ -138,6 +140,10 @@ def test_what_a_config_file_defines_reaches_a_process_that_never_saw_the_file(wr
         pytest.param("x = 1\n", "", r"defines no function get_config", id="no-get_config"),
         pytest.param("def get_config():\n    return {}\n", "", "returned dict", id="returns-dict"),
         pytest.param("def get_config():\n    1 / 0\n", "", r"config.py:2: ZeroDiv", id="raises"),
+        pytest.param("raise SystemExit(3)\n", "", r"config.py:1: SystemExit: 3", id="exits"),
+        pytest.param(
+            "def get_config():\n    exit()\n", "", r"config.py:2: SystemExit", id="exits-late"
+        ),
         pytest.param("def get_config():\n    pass\n", ":v", r"given the variant 'v'", id="variant"),
         pytest.param("def get_config(x):\n    pass\n", "", r"FILE.py:VARIANT", id="no-variant"),
         pytest.param(CONFIG, ":ten", r"config.py:16: KeyError: 'ten'", id="unknown-variant"),

@@ -15,6 +15,12 @@ def test_reads_text(tmp_path, pack):
     assert dump.read_hlo_text(path) == TEXT
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "step.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    assert dump.read_hlo_text(path) == TEXT
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -31,6 +31,11 @@ ROWS = """
             raise errors.DoesNotFit("needs more", needed_bytes=20.0, capacity_bytes=16.0)
         if strategy == "abort":
             os.abort()
+        if strategy == "slightly":
+            found = failed_row(strategy=strategy, target=target, error="", error_type="")
+            found |= {"status": "does not fit", "error": "needs more", "error_type": "DoesNotFit"}
+            ledger = {"totals": {}, "collectives": [], "unmodelled": []}
+            return found | ({"ledger": ledger, "timeline_events": []} if detail else {})
         if strategy == "bug":
             raise KeyError("oh")
         found = failed_row(strategy=strategy, target=target, error="", error_type="")
@@ -44,6 +49,8 @@ ROWS = """
         return found
 
     def analyze(text, target, mesh):
+        if "cut" in text:
+            raise errors.HloError("line 1: cut short")
         return {"text": text, "target": target, "mesh": mesh}
 """
 
@@ -168,6 +175,7 @@ def test_rows_that_do_not_fit_are_an_answer_and_no_mistake(out):
         ({"targets": ["v5e:3x3"]}, "v5e:3x3"),
         ({"jobs": 0}, "jobs must be at least 1"),
         ({"out": "/proc/none"}, "cannot write"),
+        ({"out": ""}, "has no name"),
     ],
 )
 def test_a_mistake_is_found_before_any_work(options, message):
@@ -205,6 +213,27 @@ def test_explain_raises_what_its_worker_raised(name, kind, message, out):
     with pytest.raises(kind, match=message):
         lab.explain(experiment(name), out=out, watcher=progress.Silent())
     assert not out.exists()
+
+
+def test_a_step_that_was_compiled_is_explained_even_if_it_does_not_fit(out):
+    row = lab.explain(experiment("slightly"), out=out, watcher=progress.Silent())
+    assert (row["status"], row["error"]) == ("does not fit", "needs more")
+    assert (out / "ledger.json").exists()
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "report.html"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(out, name):
+    (out / name).mkdir(parents=True)
+    watcher = Watcher()
+    with pytest.raises(ConfigError, match=f"{name}': it is a folder"):
+        compare("data", out=out, watcher=watcher)
+    assert watcher.seen == []
+
+
+def test_a_text_that_is_refused_is_named(tmp_path):
+    (tmp_path / "step.txt").write_text("cut")
+    with pytest.raises(HloError, match=r"^HLO file '.*step\.txt': line 1: cut short$"):
+        lab.analyze(tmp_path / "step.txt", target="cpu:8")
 
 
 def test_analyze_hands_the_text_on(tmp_path, out):

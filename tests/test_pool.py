@@ -2,6 +2,9 @@
 
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import textwrap
 import time
 
@@ -155,3 +158,34 @@ def test_a_call_that_takes_too_long_is_ended_and_the_others_go_on():
     assert not outcomes[0].expected
     assert "the process was killed" in outcomes[0].message
     assert [outcomes[i].value["twice"] for i in (1, 2)] == [2, 4]
+
+
+def test_workers_end_soon_after_their_caller_was_killed(tmp_path):
+    code = f"""
+        import sys
+        from spmdlab import pool
+        sys.path.insert(0, {str(tmp_path)!r})
+        def call(name, *args):
+            return pool.Call(function="jobs_of_the_test:" + name, args=args)
+        for _, done in pool.run([call("double", 1), call("slow")], jobs=1):
+            print(done.value["pid"], flush=True)
+    """
+    caller = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(pathlib.Path(pool.__file__).parents[1]),
+            "TMPDIR": str(tmp_path),
+        },
+        text=True,
+    )
+    with caller:
+        assert caller.stdout is not None
+        worker = pathlib.Path("/proc") / caller.stdout.readline().strip()
+        assert worker.exists()
+        caller.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 10
+    while worker.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not worker.exists()

@@ -201,7 +201,7 @@ class _Pricer:
         partial = not wired.mesh_axes.whole and wired.mesh_axes.axes
         if partial and collective.kind != "collective-permute":
             axes = "+".join(wired.mesh_axes.axes)
-            self._note(f"{instruction.name}: groups hold part of the devices along {axes}")
+            self._note(f"some groups hold only part of the devices along {axes} (whole_axes false)")
         if collective.kind in ("send", "recv") and not collective.groups:
             self._note(f"{instruction.name}: the text names no source and target, not priced")
         moved = traffic(self.program, scope, instruction)

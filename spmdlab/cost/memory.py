@@ -13,10 +13,10 @@ class Memory:
     """Bytes per device."""
 
     params: float
-    optimizer: float
-    """Optimizer state and the step counter."""
-    batch: float
-    padding: float
+    optimizer: float | None
+    """Optimizer state and the step counter; None where arguments cannot be told apart."""
+    batch: float | None
+    padding: float | None
     """What the compiler's layouts add to the arguments."""
     temp: float | None
     """Temporaries: activations, gradients, gathered weights; None where no compiler said."""
@@ -84,9 +84,9 @@ def text_memory(program: Program, capacity: float) -> Memory:
     aliased = sum(sizes[p] for p in program.aliases.values() if p < len(sizes))
     return Memory(
         params=float(sum(sizes)),
-        optimizer=0.0,
-        batch=0.0,
-        padding=0.0,
+        optimizer=None,
+        batch=None,
+        padding=None,
         temp=None,
         output=float(program.entry.root.shape.num_bytes),
         alias=float(aliased),

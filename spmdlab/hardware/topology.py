@@ -23,6 +23,9 @@ MAX_CHIPS = {"v4": 4096, "v5p": 6144, "tpu7x": 9216}
 """Largest slice of one job: a v4 pod; https://docs.cloud.google.com/tpu/docs/v5p, 16x16x24; a
 tpu7x pod, https://docs.cloud.google.com/tpu/docs/tpu7x."""
 
+MAX_CPU_DEVICES = 1024
+"""Emulated devices share one machine: more take minutes and gigabytes to start."""
+
 TPU_CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 GPU_CHIPS = ("h100", "h200", "b200")
 
@@ -110,6 +113,11 @@ def parse_topology(text: str) -> Topology:
     if chip == "cpu":
         if len(shape) != 1:
             raise TargetError(f"Target {text!r}: write cpu:{math.prod(shape)}.")
+        if shape[0] > MAX_CPU_DEVICES:
+            raise TargetError(
+                f"Target {text!r}: at most {MAX_CPU_DEVICES} devices can be emulated here; for "
+                "more, name a TPU slice."
+            )
         return Topology(kind="cpu", chip="cpu", shape=shape, wrap=(False,))
     if chip in GPU_CHIPS:
         return _gpu(text, chip, shape)

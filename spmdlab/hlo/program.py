@@ -16,6 +16,11 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d{1,9})\b")
 _FILE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
+# Not the user's: JAX and what is built on it, Python's own library, and code without a file.
+_FRAMEWORK = re.compile(
+    r"-packages/(jax|jaxlib|flax|optax|orbax|chex|absl|equinox|haiku|qwix|ml_collections)/"
+    r"|/lib/python3\.\d+/(?!(site|dist)-packages/)|^<"
+)
 _INT = re.compile(r"-?\d+")
 _MAX_DIGITS = 18
 
@@ -177,8 +182,8 @@ class Program:
     def source(self, instruction: Instruction, relays: Sequence[str] = ()) -> str:
         """``file:line`` of the innermost frame that is the user's own, "" if unknown.
 
-        Frames inside installed packages (Flax, Optax) and in files that only relay a call are
-        passed over as long as an outer one is there: people ask for the line they can change.
+        Frames inside JAX, its companions and Python itself, and in files that only relay a call,
+        are passed over as long as an outer one is there: people ask for the line of the model.
 
         Args:
             instruction: Any instruction of the program.
@@ -187,13 +192,9 @@ class Program:
         frames = self.stack(instruction.stack_frame_id)
         if not frames:
             return instruction.inline_source
-        skipped = ("-packages/", "/lib/python3")
-        own = [
-            f
-            for f in frames
-            if not any(part in f.file for part in skipped) and not f.file.endswith(tuple(relays))
-        ]
-        frame = own[0] if own else frames[0]
+        outside = [f for f in frames if not _FRAMEWORK.search(f.file)]
+        own = [f for f in outside if not f.file.endswith(tuple(relays))]
+        frame = (own or outside or frames)[0]
         return f"{frame.file}:{frame.line}"
 
     @property

@@ -23,16 +23,16 @@ LONGEST = 40
 _COLUMNS = (
     Column(name="collective"),
     Column(name="mesh axes"),
-    Column(name="link", rank=4),
-    Column(name="dtype", rank=5),
-    Column(name="count", justify="right"),
-    Column(name="payload", justify="right", rank=2),
-    Column(name="wire", justify="right", rank=3),
+    Column(name="link", rank=5),
+    Column(name="dtype", rank=6),
+    Column(name="count", justify="right", rank=2),
+    Column(name="payload", justify="right", rank=3),
+    Column(name="wire", justify="right", rank=4),
     Column(name="time", justify="right"),
     Column(name="exposed", justify="right"),
     Column(name="parameter", folds=True),
     Column(name="source", folds=True, rank=1),
-    Column(name="phase", rank=6),
+    Column(name="phase", rank=7),
 )
 
 
@@ -51,7 +51,7 @@ def collectives_table(collectives: Sequence[Mapping[str, Any]]) -> FittingTable:
 def _cells(each: Mapping[str, Any]) -> list[str]:
     return [
         each["kind"],
-        "×".join(each.get("mesh_axes") or [UNKNOWN]),
+        "+".join(each.get("mesh_axes") or [UNKNOWN]),
         each.get("link") or UNKNOWN,
         each.get("dtype") or UNKNOWN,
         text_of_count(each.get("count")),
@@ -60,7 +60,7 @@ def _cells(each: Mapping[str, Any]) -> list[str]:
         text_of_seconds(each.get("seconds")),
         text_of_seconds(each.get("exposed_seconds")),
         _first_two(each.get("parameter")),
-        each.get("source") or UNKNOWN,
+        short_source(each.get("source")),
         each.get("phase") or UNKNOWN,
     ]
 
@@ -72,14 +72,27 @@ def _first_two(parameters: str | None) -> str:
     return ", ".join(names[:2]) + more
 
 
-def totals_table(totals: Mapping[str, Any]) -> Table:
-    """Returns the sums over one step of one device."""
+def short_source(source: str | None) -> str:
+    """Returns the end of ``file:line``, which is what people look for; ledger.json has it whole.
+
+    >>> short_source("/home/me/lib/python3.11/site-packages/maxtext/layers/linears.py:81")
+    'maxtext/layers/linears.py:81'
+    """
+    return "/".join((source or UNKNOWN).split("/")[-3:])
+
+
+def totals_table(ledger: Mapping[str, Any]) -> Table:
+    """Returns the sums over one step of one device, and what they are sums for."""
+    totals = ledger["totals"]
+    mesh = ledger.get("mesh") or {}
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     step = totals.get("step_s") or {}
     wire = totals.get("wire_bytes") or {}
     sums = {
+        "target": ledger.get("target"),
+        "mesh": " ".join(f"{axis}={size}" for axis, size in mesh.items()),
         "compute FLOPs": text_of_flops(totals.get("flops")),
         "memory traffic": text_of_bytes(totals.get("hbm_bytes")),
         "on the wire": ", ".join(f"{axis} {text_of_bytes(n)}" for axis, n in wire.items()),
@@ -104,10 +117,10 @@ def ledger_report(ledger: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     if len(collectives) > LONGEST:
         notes.append(f"the {LONGEST} longest of {len(collectives)}; ledger.json has them all")
     if unmodelled := ledger.get("unmodelled"):
-        plural = "thing is" if len(unmodelled) == 1 else "things are"
-        notes.append(f"unmodelled: {len(unmodelled)} {plural} not in these numbers:")
+        plural = "note" if len(unmodelled) == 1 else "notes"
+        notes.append(f"unmodelled: {len(unmodelled)} {plural} on what is assumed or left out:")
         notes += [f"  {each}" for each in unmodelled[:10]]
         if len(unmodelled) > 10:
             notes.append(f"  and {len(unmodelled) - 10} more, listed in ledger.json")
     tables = [collectives_table(collectives)] if collectives else []
-    return totals_table(ledger["totals"]), *tables, *map(escape, notes)
+    return totals_table(ledger), *tables, *map(escape, notes)

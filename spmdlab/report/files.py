@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spmdlab.errors import ConfigError
@@ -37,18 +37,28 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def check_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
+def check_folder(folder: str | os.PathLike[str], names: Iterable[str] = ()) -> pathlib.Path:
     """Returns the folder's path; leaves nothing behind.  Called before the work, not after it.
 
+    Args:
+        folder: Where files shall go.
+        names: The files.
+
     Raises:
-        ConfigError: It is a file, or lies where this user may not write.
+        ConfigError: It has no name, is a file, or lies where this user may not write; or one of
+            the names is a folder already.
     """
+    if not os.fspath(folder):
+        raise ConfigError("the folder for the results has no name; '.' is this one")
     path = pathlib.Path(folder)
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
     if not there.is_dir():
         raise ConfigError(f"cannot write to {str(path)!r}: {str(there)!r} is not a folder")
+    for name in names:
+        if (path / name).is_dir():
+            raise ConfigError(f"cannot write {str(path / name)!r}: it is a folder")
     try:
         # Tried, not asked: root may do everything, but not on every file system.
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=there):
@@ -72,7 +82,7 @@ def write_files(folder: str | os.PathLike[str], texts: Mapping[str, str]) -> lis
     Raises:
         ConfigError: The folder cannot be written.
     """
-    path = check_folder(folder)
+    path = check_folder(folder, texts)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".writing-", dir=path) as staging:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jinja2
 
+from spmdlab.report.collectives import short_source
 from spmdlab.report.rows import Row, best_rows, by_target, step_s
 from spmdlab.report.table import comparison_notes
 from spmdlab.units import (
@@ -32,6 +33,7 @@ def comparison_page(comparison: dict[str, Any]) -> str:
         "pair": text_of_pair,
         "seconds": text_of_seconds,
         "share": text_of_share,
+        "short_source": short_source,
     }
     source = resources.files("spmdlab.report").joinpath("comparison.html.jinja").read_text("utf-8")
     best = best_rows(rows)

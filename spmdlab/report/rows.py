@@ -11,11 +11,14 @@ Row = dict[str, Any]
 Status = Literal["ok", "does not fit", "error"]
 """What became of a row; ``error`` says why it is not ``ok``."""
 
+NOMINAL = "seconds come from a nominal device: they rank strategies, no more"
+"""How ``unmodelled`` says that a row is ``emulated``."""
+
 _UNKNOWN = (
-    "evidence compile_s flops model_flops hbm_bytes compute_s collective_s exposed_collective_s "
-    "mfu hfu tokens_per_s_per_chip"
+    "evidence compile_s flops matmul_flops model_flops hbm_bytes compute_s collective_s "
+    "exposed_collective_s mfu hfu tokens_per_s_per_chip"
 ).split()
-_MEMORY = "params optimizer batch temp output peak capacity".split()
+_MEMORY = "params optimizer batch padding temp output alias peak capacity".split()
 
 
 def failed_row(
@@ -81,9 +84,12 @@ def by_target(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def best_rows(rows: Sequence[Row]) -> dict[str, str]:
-    """Returns target -> the strategy with the least replayed step time that fits there."""
+    """Returns target -> the strategy with the least replayed step time that fits there.
+
+    A strategy that was compared with no other is not called the best.
+    """
     return {
         target: group[0]["strategy"]
         for target, group in by_target(rows).items()
-        if step_s(group[0]) is not None
+        if step_s(group[0]) is not None and len(group) > 1
     }

@@ -1,9 +1,11 @@
 """Exit codes and what stands on stderr, in real processes."""
 
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -27,7 +29,7 @@ CONFIG = """
 
 # Runs a launch script with a row function that compiles nothing: it shows what it was given.
 DRIVER = """
-    import os, runpy, sys
+    import os, pathlib, runpy, sys, time
     from spmdlab import errors, lab
     from spmdlab.report.rows import failed_row
 
@@ -50,6 +52,9 @@ DRIVER = """
             raise errors.ShardingError("dim 'heads' does not divide")
         if strategy == "data=4":
             os.abort()
+        if strategy == "data=1":
+            pathlib.Path(__file__).with_name("worker").write_text(str(os.getpid()))
+            time.sleep(60)
         found = failed_row(strategy=strategy, target=target, error="", error_type="")
         said = f"seq={experiment.batch.seq_len} mlp={experiment.model.mlp} "
         said += f"batch={experiment.batch.global_batch}/{experiment.batch.per_device_batch} "
@@ -73,11 +78,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(*command: str, cwd: pathlib.Path = REPO, path: pathlib.Path = REPO):
+def run(*command: str, path: str | pathlib.Path = REPO, variables: dict[str, str] | None = None):
     return subprocess.run(
         [sys.executable, *command],
-        cwd=cwd,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)},
+        cwd=REPO,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path), **(variables or {})},
         capture_output=True,
         text=True,
         timeout=120,
@@ -117,6 +122,11 @@ def test_runs_as_a_script_and_as_a_module(folder, start):
         ),
         pytest.param(["--config=HERE", "--config.model.mlp=gatd"], ["gated|plain"], id="choice"),
         pytest.param(["--config=HERE", "--config.strategies.data.ways=4"], ["ways"], id="frozen"),
+        pytest.param(
+            ["--config=HERE", "--config.strategies={'a':'fsdp=8'}"],
+            ["--strategy='fsdp=8,"],
+            id="strategies",
+        ),
         pytest.param(["--config=HERE", "--config.model.num_heads=3"], ["num_kv_heads"], id="value"),
         pytest.param(["--config=HERE", "--config.chips={'v5e':{'x':1}}"], ["'x'"], id="chip-field"),
         pytest.param(["--config=HERE:v5e:3x3"], ["v5e:3x3", "v5e:2x4"], id="impossible-slice"),
@@ -124,6 +134,7 @@ def test_runs_as_a_script_and_as_a_module(folder, start):
         pytest.param(["--config=HERE", "--target=cpu:8,"], ["empty part"], id="empty-part"),
         pytest.param(["--config=HERE", "--jobs=many"], ["many"], id="jobs"),
         pytest.param(["--config=HERE", "--out=/proc/none"], ["cannot write"], id="out"),
+        pytest.param(["--config=HERE", "--out="], ["has no name"], id="out-without-a-name"),
         pytest.param(["--config=HERE", "--out=FILE"], ["is not a folder"], id="out-is-a-file"),
     ],
 )
@@ -142,6 +153,7 @@ def test_a_mistake_is_one_line_and_exit_2(folder, flags, words):
         pytest.param("def get_config(:\n", ["config.py:1: SyntaxError"], id="syntax"),
         pytest.param("x = 1\n", ["no function get_config"], id="no-get_config"),
         pytest.param("def get_config():\n    raise OSError('no')\n", ["config.py:2"], id="raises"),
+        pytest.param("import sys\nsys.exit(0)\n", ["config.py:2: SystemExit: 0"], id="exits"),
         pytest.param("def get_config():\n    return 3\n", ["returned int"], id="returns-int"),
     ],
 )
@@ -165,15 +177,29 @@ def test_analyze_refuses_in_one_line(flags, words):
     refused(run("launch/analyze.py", *flags), *words)
 
 
-def drive(folder, *flags, script="compare"):
-    return run(
+def command(folder, *flags, script="compare") -> list[str]:
+    return [
+        sys.executable,
         "-P",
         str(folder / "driver.py"),
         f"{REPO}/launch/{script}.py",
         f"--config={folder}/config.py",
         f"--out={folder}/out",
         *flags,
-        path=f"{REPO}:{folder}",
+    ]
+
+
+def drive(folder, *flags, variables=None):
+    return run(*command(folder, *flags)[1:], path=f"{REPO}:{folder}", variables=variables)
+
+
+def start(folder, *flags) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(folder, *flags),
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{folder}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -201,6 +227,47 @@ def test_a_table_on_stdout_progress_on_stderr_files_in_out(folder):
     assert len(done.stderr.splitlines()) == 6
     assert "\x1b" not in done.stdout + done.stderr
     assert sorted(p.name for p in (folder / "out").iterdir()) == ["comparison.json", "report.html"]
+
+
+def test_what_a_config_prints_is_not_on_stdout(folder):
+    with (folder / "config.py").open("a") as file:
+        file.write("\nprint('from the config')\n")
+    done = drive(folder, "--strategy=data")
+    assert done.returncode == 0
+    assert "from the config" not in done.stdout
+    assert done.stderr.startswith("from the config\n")
+
+
+def test_a_terminal_without_our_letters_gets_others(folder):
+    done = drive(folder, "--strategy=data", variables={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "???????" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_workers_and_writes_nothing(folder, number):
+    with start(folder, "--strategy=data=1") as running:
+        worker = folder / "worker"
+        until = time.monotonic() + 60
+        while not (worker.exists() and worker.read_text()) and time.monotonic() < until:
+            time.sleep(0.05)
+        running.send_signal(number)
+        _, said = running.communicate(timeout=20)
+    assert running.returncode == 128 + number
+    assert said == ("interrupted\n" if number == signal.SIGINT else "")
+    assert not pathlib.Path(f"/proc/{worker.read_text()}").exists()
+    assert not (folder / "out").exists()
+
+
+def test_nohup_is_respected(folder):
+    """With SIGHUP ignored by whoever starts it, a command survives the end of its terminal."""
+    code = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], "
+    code += "sys.argv[1:])"
+    hangup = "import os; os.kill(os.getpid(), 1)\n"
+    with (folder / "config.py").open("a") as file:
+        file.write(hangup)
+    done = run("-c", code, *command(folder, "--strategy=data"), path=f"{REPO}:{folder}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_exit_2_where_every_row_is_a_mistake(folder):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from spmdlab.report.rows import Row, failed_row
+from spmdlab.report.rows import NOMINAL, Row, failed_row
 
 GIB = 2**30
 
@@ -80,5 +80,13 @@ def rows() -> list[Row]:
             capacity_bytes=15.75 * GIB,
             log_tail=["E0101 <b>oom</b>"],
         ),
-        good_row("data", "cpu:8", 1.0, mfu=None, collectives=[]),
+        good_row(
+            "data",
+            "cpu:8",
+            1.0,
+            mfu=None,
+            collectives=[],
+            evidence="emulated",
+            unmodelled=[f"cpu:8: {NOMINAL}"],
+        ),
     ]

@@ -50,6 +50,22 @@ def test_the_longest_come_first_and_the_cut_is_told():
     assert f"the {LONGEST} longest of {LONGEST + 5}; ledger.json has them all" in text
 
 
+def test_says_what_it_was_priced_for():
+    lines = report(target="v5e:2x4", mesh={"fsdp": 4, "tensor": 2}).splitlines()
+    assert lines[:2] == ["target               v5e:2x4", "mesh                 fsdp=4 tensor=2"]
+
+
+def test_axes_have_one_name_in_totals_and_rows():
+    text = report(totals=TOTALS | {"wire_bytes": {"data+fsdp": 1024}}, collectives=[collective()])
+    assert text.count("data+fsdp") == 2
+
+
+def test_a_long_path_keeps_its_end():
+    text = report(collectives=[collective(source="/home/me/code/lab/models/mlp.py:24")])
+    assert " lab/models/mlp.py:24 " in text
+    assert "/home/me" not in text
+
+
 def test_no_collectives_is_said():
     assert "no collectives: nothing is exchanged between devices" in report()
 

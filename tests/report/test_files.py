@@ -57,6 +57,17 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work():
         files.check_folder("/proc/none")
 
 
+def test_a_folder_where_a_file_should_be_is_refused_before_the_work(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(ConfigError, match=r"report\.html': it is a folder"):
+        files.check_folder(tmp_path, ["comparison.json", "report.html"])
+
+
+def test_a_folder_without_a_name_is_not_this_one():
+    with pytest.raises(ConfigError, match="has no name"):
+        files.check_folder("")
+
+
 def test_checking_leaves_nothing_behind(tmp_path):
     files.check_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
