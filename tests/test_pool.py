@@ -149,6 +149,17 @@ def test_leaving_early_ends_the_workers():
     assert not pathlib.Path(f"/proc/{done.value['pid']}").exists()
 
 
+def test_a_call_that_takes_too_long_is_ended_and_the_others_go_on():
+    calls = [call("slow"), call("double", 1), call("double", 2)]
+    began = time.monotonic()
+    outcomes = dict(pool.run(calls, jobs=2, timeout_s=3))
+    assert time.monotonic() - began < 30
+    assert outcomes[0].error_type == "TimedOut"
+    assert not outcomes[0].expected
+    assert "the process was killed" in outcomes[0].message
+    assert [outcomes[i].value["twice"] for i in (1, 2)] == [2, 4]
+
+
 def test_workers_end_soon_after_their_caller_was_killed(tmp_path):
     code = f"""
         import sys
@@ -178,14 +189,3 @@ def test_workers_end_soon_after_their_caller_was_killed(tmp_path):
     while worker.exists() and time.monotonic() < until:
         time.sleep(0.1)
     assert not worker.exists()
-
-
-def test_a_call_that_takes_too_long_is_ended_and_the_others_go_on():
-    calls = [call("slow"), call("double", 1), call("double", 2)]
-    began = time.monotonic()
-    outcomes = dict(pool.run(calls, jobs=2, timeout_s=3))
-    assert time.monotonic() - began < 30
-    assert outcomes[0].error_type == "TimedOut"
-    assert not outcomes[0].expected
-    assert "the process was killed" in outcomes[0].message
-    assert [outcomes[i].value["twice"] for i in (1, 2)] == [2, 4]

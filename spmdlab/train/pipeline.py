@@ -63,9 +63,11 @@ def pipelined_loss_and_grads(
         dropout_keys_M: A key for each microbatch; None switches dropout off.
 
     Raises:
-        ConfigError: Layers or tokens do not divide into stages.
+        ConfigError: Layers or tokens do not divide into stages, or the model or strategy has
+            what a stage cannot run: experts, or an exchange of heads.
     """
     check_divides(workload, schedule)
+    _check_sequence(layout)
     pipe = Pipe(
         workload=workload,
         schedule=schedule,
@@ -124,6 +126,16 @@ def check_divides(workload: Workload, schedule: Schedule) -> None:
         raise ConfigError(
             f"batch.seq_len={workload.batch.seq_len} must divide by the {stages} stages: each "
             "takes an equal part of a sequence through the head."
+        )
+
+
+def _check_sequence(layout: Layout) -> None:
+    """Raises ConfigError for an exchange of heads: JAX cannot lower it inside a stage yet."""
+    split = layout.sequence_split
+    if split is not None and split.ways > 1 and split.method == "all_to_all":
+        raise ConfigError(
+            f"{split.axis}={split.ways} method=all_to_all does not run inside a pipeline; "
+            "method=ring does."
         )
 
 
