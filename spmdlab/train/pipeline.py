@@ -102,11 +102,15 @@ def pipelined_loss_and_grads(
 
 
 def check_divides(workload: Workload, schedule: Schedule) -> None:
-    """Raises ConfigError unless layers and tokens divide evenly and there are no experts."""
+    """Raises ConfigError unless layers and tokens divide evenly and a stage can run the model."""
     model, stages, repeats = workload.model, schedule.stages, schedule.repeats
     if model.layers != "scanned":
         raise ConfigError(
             f"model.layers={model.layers!r}: a pipeline needs the layers stacked, layers='scanned'."
+        )
+    if model.attention != "dot":
+        raise ConfigError(
+            f"model.attention={model.attention!r} does not run inside a pipeline; use 'dot'."
         )
     if model.moe:
         raise ConfigError(
