@@ -189,8 +189,9 @@ def command(folder, *flags, script="compare") -> list[str]:
     ]
 
 
-def drive(folder, *flags, variables=None):
-    return run(*command(folder, *flags)[1:], path=f"{REPO}:{folder}", variables=variables)
+def drive(folder, *flags, script="compare", variables=None):
+    arguments = command(folder, *flags, script=script)[1:]
+    return run(*arguments, path=f"{REPO}:{folder}", variables=variables)
 
 
 def start(folder, *flags) -> subprocess.Popen[str]:
