@@ -25,6 +25,7 @@ class _Recipe:
 
     remat: str = "none"
     accumulate: int = 1
+    pipeline: None = None
 
 
 def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:

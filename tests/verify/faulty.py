@@ -24,6 +24,7 @@ class Plain:
 
     remat = "none"
     accumulate = 1
+    pipeline = None
 
 
 def experiment(strategy=None, dropout=0.0) -> Experiment:
