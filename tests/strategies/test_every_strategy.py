@@ -1,7 +1,5 @@
 """What any strategy must satisfy, over products of all our parallelisms and their options."""
 
-import itertools
-
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -77,9 +75,11 @@ def test_the_order_of_words_does_not_matter(strategy, random):
     assert strategy_from_text(" ".join(words)) == strategy
 
 
-@given(any_strategy())
-def test_the_order_of_factors_does_not_matter(strategy):
-    for parts in itertools.permutations(strategy.parallelisms):
+@given(st.data(), any_strategy())
+def test_the_order_of_factors_does_not_matter(data, strategy):
+    """In a few of the orders: six parallelisms have 720."""
+    for _ in range(3):
+        parts = data.draw(st.permutations(strategy.parallelisms))
         product = as_strategy(parts[0])
         for part in parts[1:]:
             product = product * part
