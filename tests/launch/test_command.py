@@ -194,21 +194,22 @@ def drive(folder, *flags, script="compare", variables=None):
     return run(*arguments, path=f"{REPO}:{folder}", variables=variables)
 
 
+HEED_SIGNALS = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may ignore some (nohup, &)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def start(folder, *flags) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(folder, *flags),
+        [sys.executable, "-c", HEED_SIGNALS, *command(folder, *flags)],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{folder}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_heed_signals,
     )
-
-
-def _heed_signals() -> None:
-    """Undoes what whoever runs the tests may have told its children to ignore (nohup, &)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def test_overrides_reach_the_rows(folder):
