@@ -100,14 +100,9 @@ CASES = {
 
 
 def counted(text: str) -> Flops:
-    """The total by XLA's habit: bodies and conditions of loops once."""
     program = parse(text)
     counter = FlopCounter(program)
     total = counter.computation(program.entry.name)
-    for computation in program.computations.values():
-        for loop in computation.instructions:
-            if loop.opcode == "while":
-                total += sum(map(counter.computation, loop.called), Flops())
     unknown = {name.removeprefix("custom-call ") for name in counter.unknown}
     assert not unknown - FREE_TARGETS
     return total
@@ -115,9 +110,10 @@ def counted(text: str) -> Flops:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("case", CASES)
-def test_equals_xla_on_small_programs(case, platform):
+def test_equals_xla_on_a_program_without_loops(case, platform):
     function, arguments = CASES[case]
     xla = compile_on_one(platform, function, *arguments)
+    assert " while(" not in xla.text  # XLA counts a body once: such a case proves nothing here
     ours = counted(xla.text)
     assert ours.total == pytest.approx(xla.flops, rel=XLA_SUM)
     assert ours.transcendental == pytest.approx(xla.transcendentals, rel=XLA_SUM)
