@@ -8,6 +8,7 @@ import pytest
 from spmdlab import lab
 from spmdlab.config import Experiment
 from spmdlab.errors import CompileError, ConfigError, HloError, ShardingError
+from spmdlab.lab import workers
 from spmdlab.models.config import DecoderConfig
 from spmdlab.report import progress
 from spmdlab.strategies import Data, Fsdp, Tensor
@@ -77,7 +78,7 @@ def rows(tmp_path, monkeypatch):
         "ANALYZE_HLO": "analyze",
         "PREPARE": "prepare",
     }.items():
-        monkeypatch.setattr(lab, constant, f"rows_of_the_test:{name}")
+        monkeypatch.setattr(workers, constant, f"rows_of_the_test:{name}")
 
 
 @pytest.fixture
