@@ -30,7 +30,8 @@ CONFIG = """
 # Runs a launch script with a row function that compiles nothing: it shows what it was given.
 DRIVER = """
     import os, pathlib, runpy, sys, time
-    from spmdlab import errors, lab
+    from spmdlab import errors
+    from spmdlab.lab import workers
     from spmdlab.report.rows import failed_row
 
     def prepare(targets):
@@ -63,7 +64,7 @@ DRIVER = """
         return found | {"status": "ok", "error": None, "evidence": said, "step_s": step_s}
 
     if __name__ == "__main__":
-        lab.COMPILE_ROW, lab.PREPARE = "driver:row", "driver:prepare"
+        workers.COMPILE_ROW, workers.PREPARE = "driver:row", "driver:prepare"
         from spmdlab.verify import supervise
         supervise.VERIFY_STRATEGY = "driver:verify"
         sys.argv = sys.argv[1:]
