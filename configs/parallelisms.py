@@ -20,6 +20,7 @@ DENSE = {
     "data": Data(8),
     "fsdp": Fsdp(8),
     "zero1": Fsdp(8, zero=1),
+    "zero2": Fsdp(8, zero=2),
     "tensor": Tensor(4) * Data(2),
     "tensor_sequence": Tensor(4, sequence="on") * Data(2),
     "context_ring": Context(4) * Data(2),
