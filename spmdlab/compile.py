@@ -88,14 +88,14 @@ def lay_out(workload: Workload, strategy: Strategy, target: Target) -> Layout:
 
 def jitted_step(workload: Workload, strategy: Strategy, layout: Layout, seed: int = 0) -> Any:
     """Returns the step under ``jax.jit``: the state is donated, its layout kept."""
+    rules = strategy.rules()
     step = make_step(
         workload,
         strategy,
-        constrainer(layout.mesh, strategy.rules()),
-        constrain_optimizer=constrainer(
-            layout.mesh, {**strategy.rules(), **strategy.optimizer_rules()}
-        ),
-        shards=MeshShards(layout.mesh, strategy.rules(), strategy.sequence_split),
+        constrainer(layout.mesh, rules),
+        constrain_gradient=constrainer(layout.mesh, {**rules, **strategy.gradient_rules()}),
+        constrain_optimizer=constrainer(layout.mesh, {**rules, **strategy.optimizer_rules()}),
+        shards=MeshShards(layout.mesh, rules, strategy.sequence_split),
         seed=seed,
     )
     state = layout.shardings(abstract_state(workload))

@@ -34,11 +34,11 @@ class Parallelism(Protocol):
     """One way to split work.  Frozen, hashable data: it holds no arrays and no mesh.
 
     A class of your own with these two methods is all it takes; there is no table to join.
-    Four more are used where they exist: ``optimizer_rules()``, when optimizer state is laid
-    out differently from the weights; ``sequence_split()``, a `SequenceSplit`, when attention must
-    reach tokens on other devices; ``pipeline_schedule()``, when it runs the layers as a pipeline
-    over a mesh axis ``stage``; and ``text()``, the words that `strategy_from_text` should read
-    back (default: ``axis=size``).
+    Five more are used where they exist: ``gradient_rules()`` and ``optimizer_rules()``, when
+    gradients of weights, or optimizer state, are laid out differently from the weights;
+    ``sequence_split()``, a `SequenceSplit`, when attention must reach tokens on other devices;
+    ``pipeline_schedule()``, when it runs the layers as a pipeline over a mesh axis ``stage``; and
+    ``text()``, the words that `strategy_from_text` should read back (default: ``axis=size``).
     """
 
     def axes(self) -> Mapping[str, int]:

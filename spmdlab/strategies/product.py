@@ -75,7 +75,7 @@ class Strategy:
         if self.accumulate < 1:
             raise ConfigError(f"accumulate={self.accumulate} must be 1 or more; 1 turns it off")
         self._check_axes()
-        for of in (_rules, _optimizer_rules):
+        for of in _ALL_RULES:
             self._merge(of)
         self._check_sequence()
 
@@ -126,8 +126,12 @@ class Strategy:
         """
         return self._merge(_rules)
 
+    def gradient_rules(self) -> Rules:
+        """The same for gradients of weights, which ZeRO-2 splits while the weights stay whole."""
+        return self._merge(_gradient_rules)
+
     def optimizer_rules(self) -> Rules:
-        """The same for optimizer state, which ZeRO-1 splits while the weights stay whole."""
+        """The same for optimizer state, the one thing that ZeRO-1 splits."""
         return self._merge(_optimizer_rules)
 
     @property
@@ -137,8 +141,11 @@ class Strategy:
         return found[0] if found else None
 
     def claims(self) -> list[tuple[Parallelism, Rules]]:
-        """Per parallelism, the logical axes it claims for weights or their optimizer state."""
-        return [(part, {**_rules(part), **_optimizer_rules(part)}) for part in self.parallelisms]
+        """Per parallelism, the logical axes it claims for weights or what belongs to them."""
+        return [
+            (part, {axis: to for of in _ALL_RULES for axis, to in of(part).items()})
+            for part in self.parallelisms
+        ]
 
     def _merge(self, rules_of: Callable[[Parallelism], Rules]) -> dict[str, tuple[str, ...]]:
         merged: dict[str, tuple[str, ...]] = dict.fromkeys(LOGICAL_AXES, ())
@@ -280,8 +287,15 @@ def _rules(part: Parallelism) -> Rules:
     return part.rules()
 
 
+def _gradient_rules(part: Parallelism) -> Rules:
+    return getattr(part, "gradient_rules", part.rules)()
+
+
 def _optimizer_rules(part: Parallelism) -> Rules:
     return getattr(part, "optimizer_rules", part.rules)()
+
+
+_ALL_RULES = (_rules, _gradient_rules, _optimizer_rules)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -293,8 +307,8 @@ def _check_sound(part: Parallelism) -> None:
         check_ways(f"{part}: {axis}=", size)
     if not axes:
         raise ConfigError(f"{part} owns no mesh axis; axes() must name at least one.")
-    for rules in (_rules(part), _optimizer_rules(part)):
-        for logical, mesh_axes in rules.items():
+    for of in _ALL_RULES:
+        for logical, mesh_axes in of(part).items():
             if isinstance(mesh_axes, str) or (unknown := [m for m in mesh_axes if m not in axes]):
                 bad = mesh_axes if isinstance(mesh_axes, str) else unknown[0]
                 raise ConfigError(

@@ -160,6 +160,8 @@ def loss_and_grads(
             routing = Routing(load_balance=zero, dropped_fraction=zero)
         xs = (_microbatches(batch, num, constrain), keys_A)
         ((loss, routing), grads), _ = jax.lax.scan(add, ((zero, routing), zeros), xs)
+        # Pinned, or the layout that the optimizer wants drifts into the loop.
+        grads = _constrain_params(workload, grads, constrain_gradient)
     return LossAndGrads(loss=loss, grads=grads, tokens=tokens, routing=routing)
 
 
@@ -168,6 +170,7 @@ def make_step(
     strategy: Recipe,
     constrain: Constrain = unconstrained,
     *,
+    constrain_gradient: Constrain | None = None,
     constrain_optimizer: Constrain | None = None,
     shards: Shards | None = None,
     seed: int = 0,
@@ -182,9 +185,10 @@ def make_step(
         workload: What is computed.
         strategy: Names the remat policy and the number of microbatches.
         constrain: Lays out activations and weights by the logical axes of their dims.
-        constrain_optimizer: The same for gradients and optimizer state; None: like the
-            weights.  They differ under ZeRO-1, where each device updates its share of
-            weights that all hold.
+        constrain_gradient: The same for gradients; None: like the weights.
+        constrain_optimizer: The same for optimizer state, and so for the update; None: like
+            the weights.  They differ under ZeRO-1 and ZeRO-2, where each device updates its
+            share of weights that all hold.
         shards: Runs kernels on each device's own part; None: there is one device.
         seed: Of dropout; each step folds its number in.
 
@@ -205,17 +209,18 @@ def make_step(
             state["params"],
             batch,
             constrain=constrain,
-            constrain_gradient=constrain_optimizer,
+            constrain_gradient=constrain_gradient,
             shards=shards,
             dropout_key=key,
         )
         with jax.named_scope("optimizer"):
             shares = _constrain_params(workload, state["params"], constrain_optimizer)
-            updates, moments = transformation.update(found.grads, state["optimizer"], shares)
+            grads = _constrain_params(workload, found.grads, constrain_optimizer)
+            updates, moments = transformation.update(grads, state["optimizer"], shares)
             shares = optax.apply_updates(shares, updates)
             shares = _constrain_params(workload, shares, constrain_optimizer)
             params = _constrain_params(workload, shares, constrain)
-            grad_norm = optax.tree.norm(found.grads)
+            grad_norm = optax.tree.norm(grads)
         new_state = {"step": state["step"] + 1, "params": params, "optimizer": moments}
         metrics = {"loss": found.loss, "grad_norm": grad_norm, "tokens": found.tokens}
         if found.routing is not None:

@@ -29,7 +29,7 @@ PARTS = {
         st.integers(1, 4),
         st.integers(1, 3),
     ),
-    "fsdp": st.builds(Fsdp, WAYS, zero=st.sampled_from([1, 3])),
+    "fsdp": st.builds(Fsdp, WAYS, zero=st.sampled_from([1, 2, 3])),
     "expert": st.builds(Expert, WAYS),
     "context": st.builds(Context, WAYS, method=st.just("ring"), order=st.sampled_from(ORDERS))
     | st.builds(Context, WAYS, method=st.just("all_to_all")),
@@ -98,7 +98,7 @@ def test_the_order_of_factors_does_not_matter(data, strategy):
 @given(any_strategy())
 def test_rules_are_complete_and_name_the_mesh_in_order(strategy):
     order = list(MESH_AXES)
-    for rules in (strategy.rules(), strategy.optimizer_rules()):
+    for rules in (strategy.rules(), strategy.gradient_rules(), strategy.optimizer_rules()):
         assert list(rules) == list(LOGICAL_AXES)
         for mesh_axes in rules.values():
             assert set(mesh_axes) <= set(strategy.mesh_axes)

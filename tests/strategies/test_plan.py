@@ -29,6 +29,7 @@ def arrays(role_axes=("embed", "mlp"), shape=(D, F)):
         (Data(8), 1, 1, 8),
         (Fsdp(8), 8, 8, 8),
         (Fsdp(8, zero=1), 1, 8, 8),
+        (Fsdp(8, zero=2), 1, 8, 8),
         (Tensor(8), 8, 8, 1),
         (Fsdp(4) * Tensor(2), 8, 8, 4),
         (Data(2) * Fsdp(2, zero=1) * Tensor(2), 2, 4, 4),

@@ -102,12 +102,25 @@ def test_replicated_kv_heads_are_stated():
     assert rules["heads"] == rules["act_heads"] == ("tensor",)
 
 
-def test_zero_1_splits_the_optimizer_state_only():
-    one, three = as_strategy(Fsdp(4, zero=1)), as_strategy(Fsdp(4))
-    assert one.rules()["embed"] == ()
-    assert one.optimizer_rules()["embed"] == ("fsdp",)
-    assert one.rules()["act_batch"] == ("fsdp",)
-    assert three.rules() == three.optimizer_rules() == one.optimizer_rules()
+def test_zero_splits_optimizer_state_then_gradients_then_weights():
+    one, two, three = (as_strategy(Fsdp(4, zero=zero)) for zero in (1, 2, 3))
+    whole, split = one.rules(), three.rules()
+    assert whole["embed"] == ()
+    assert split == {**whole, "embed": ("fsdp",)}
+    assert whole["act_batch"] == ("fsdp",)
+    for strategy, weights, gradients in (
+        (one, whole, whole),
+        (two, whole, split),
+        (three, split, split),
+    ):
+        assert strategy.rules() == weights
+        assert strategy.gradient_rules() == gradients
+        assert strategy.optimizer_rules() == split
+
+
+def test_gradients_of_a_users_own_are_laid_out_like_its_weights():
+    strategy = as_strategy(Claims((("x", 2),), (("embed", ("x",)),)))
+    assert strategy.gradient_rules() == strategy.rules()
 
 
 def test_a_users_own_parallelism_composes_from_either_side():
@@ -167,7 +180,7 @@ def test_with_options_keeps_what_it_is_not_given():
         pytest.param(lambda: Data(0), r"Data\(0\).*1 or more", id="zero"),
         pytest.param(lambda: Tensor(True), "whole number", id="bool"),
         pytest.param(lambda: Fsdp(2.0), "whole number", id="float"),
-        pytest.param(lambda: Fsdp(2, zero=2), "zero=2 is unknown.  Known: 1, 3", id="zero-2"),
+        pytest.param(lambda: Fsdp(2, zero=4), "zero=4 is unknown.  Known: 1, 2, 3", id="zero-4"),
         pytest.param(lambda: Tensor(2, kv="copy"), "Known: 'split', 'replicate'", id="kv"),
         pytest.param(lambda: Tensor(2, sequence="yes"), "Known: 'off', 'on'", id="sequence"),
         pytest.param(lambda: as_strategy("fsdp=4"), "strategy_from_text", id="text"),

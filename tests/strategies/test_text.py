@@ -60,7 +60,7 @@ def test_a_users_own_parallelism_can_be_read():
         ("fsdp=-4", "fsdp takes a whole number"),
         ("fsdp=0", "1 or more"),
         ("fsdp=4 accumulate=x", "accumulate takes a whole number"),
-        ("fsdp=4 zero=2", "zero=2 is unknown"),
+        ("fsdp=4 zero=4", "zero=4 is unknown"),
         ("context=4 method=tree", "method='tree' is unknown.  Known: 'ring', 'all_to_all'"),
         ("context=4 order=random", "order='random' is unknown"),
         ("context=4 method=all_to_all order=zigzag", "knows no order='zigzag'; leave order out"),

@@ -121,6 +121,7 @@ def test_every_schedule_computes_what_one_device_does(text):
     [
         "stage=2 schedule=1f1b microbatches=4 repeats=2 fsdp=2 tensor=2 sequence=on remat=full",
         "stage=2 schedule=1f1b microbatches=2 data=2 fsdp=2 zero=1 accumulate=2",
+        "stage=2 schedule=circular microbatches=4 fsdp=2 tensor=2 zero=2",
         "stage=1 schedule=1f1b microbatches=2",
     ],
 )

@@ -49,6 +49,7 @@ STRATEGIES = {
     "fsdp_tensor": Fsdp(4) * Tensor(2),
     "data_fsdp_tensor": Data(2) * Fsdp(2) * Tensor(2, sequence="on"),
     "zero1": Fsdp(8, zero=1),
+    "zero2": Fsdp(8, zero=2),
     "accumulate": (Data(2) * Fsdp(2) * Tensor(2)).with_options(accumulate=2, remat="full"),
 }
 

@@ -88,7 +88,12 @@ def test_an_update_applied_twice_is_found_though_the_gradients_are_right():
 
 @pytest.mark.parametrize(
     "strategy",
-    [Fsdp(2) * Tensor(4, sequence="on"), (Data(2) * Fsdp(4)).with_options(accumulate=2)],
+    [
+        Fsdp(2) * Tensor(4, sequence="on"),
+        (Data(2) * Fsdp(4)).with_options(accumulate=2),
+        (Fsdp(4, zero=1) * Tensor(2)).with_options(accumulate=2),
+        (Fsdp(4, zero=2) * Tensor(2)).with_options(accumulate=2),
+    ],
     ids=str,
 )
 def test_the_real_step_is_right_with_dropout(strategy):
