@@ -40,6 +40,7 @@ EXPERTS = {
     "expert": Expert(4) * Data(2),
     "fsdp_expert": Fsdp(2) * Expert(4),
     "expert_tensor": Fsdp(2) * Expert(2) * Tensor(2),
+    "pipeline_expert": Pipeline(2, "1f1b", microbatches=2) * Expert(2) * Fsdp(2),
 }
 
 MODELS = {
