@@ -68,11 +68,9 @@ def pipelined_loss_and_grads(
         dropout_keys_M: A key for each microbatch; None switches dropout off.
 
     Raises:
-        ConfigError: Layers or tokens do not divide into stages, or the model or strategy has
-            what a stage cannot run: an exchange of heads.
+        ConfigError: Layers or tokens do not divide into stages, or layers are not stacked.
     """
     check_divides(workload, schedule)
-    _check_sequence(layout)
     pipe = Pipe(
         workload=workload,
         schedule=schedule,
@@ -111,15 +109,11 @@ def pipelined_loss_and_grads(
 
 
 def check_divides(workload: Workload, schedule: Schedule) -> None:
-    """Raises ConfigError unless layers and tokens divide evenly and a stage can run the model."""
+    """Raises ConfigError unless layers and tokens divide evenly, and layers are stacked."""
     model, stages, repeats = workload.model, schedule.stages, schedule.repeats
     if model.layers != "scanned":
         raise ConfigError(
             f"model.layers={model.layers!r}: a pipeline needs the layers stacked, layers='scanned'."
-        )
-    if model.attention != "dot":
-        raise ConfigError(
-            f"model.attention={model.attention!r} does not run inside a pipeline; use 'dot'."
         )
     chunks = stages * repeats
     if model.num_layers % chunks:
@@ -134,16 +128,6 @@ def check_divides(workload: Workload, schedule: Schedule) -> None:
         raise ConfigError(
             f"batch.seq_len={workload.batch.seq_len} must divide by the {stages} stages: each "
             "takes an equal part of a sequence through the head."
-        )
-
-
-def _check_sequence(layout: Layout) -> None:
-    """Raises ConfigError for an exchange of heads: JAX cannot lower it inside a stage yet."""
-    split = layout.sequence_split
-    if split is not None and split.ways > 1 and split.method == "all_to_all":
-        raise ConfigError(
-            f"{split.axis}={split.ways} method=all_to_all does not run inside a pipeline; "
-            "method=ring does."
         )
 
 
