@@ -211,7 +211,7 @@ class MeshShards:
         specs_in = tuple(spec(axes) for axes in axes_in)
         specs_out = tuple(map(spec, axes_out)) if several else spec(axes_out)
         if manual:
-            mapped = _within(function, on_parts, specs_in, specs_out)
+            mapped = _within(function, on_parts, specs_in, specs_out, checked=checked)
         else:
             mapped = on_parts(function, in_specs=specs_in, out_specs=specs_out)
 
@@ -243,6 +243,8 @@ def _within(
     on_parts: Callable[..., Callable[..., Any]],
     specs_in: tuple[PartitionSpec, ...],
     specs_out: PartitionSpec | tuple[PartitionSpec, ...],
+    *,
+    checked: bool,
 ) -> Callable[..., Any]:
     """Returns ``function`` on each device's parts, inside one that is manual over other axes.
 
@@ -255,6 +257,10 @@ def _within(
     mapped = on_parts(jax.checkpoint(function), in_specs=specs_in, out_specs=specs_out)
 
     def pull(arrays: tuple[jax.Array, ...], cotangent: Any) -> tuple[jax.Array, ...]:
+        if not checked:
+            # Results of operations lose their type here, arguments do not, and a backward pass
+            # may not mix the two: so these become results.
+            arrays, cotangent = jax.tree.map(lambda x: x * 1, (arrays, cotangent))
         return jax.vjp(function, *arrays)[1](cotangent)
 
     @jax.custom_vjp
