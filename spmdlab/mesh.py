@@ -211,6 +211,8 @@ class MeshShards:
         specs_in = tuple(spec(axes) for axes in axes_in)
         specs_out = tuple(map(spec, axes_out)) if several else spec(axes_out)
         if manual:
+            # Where nothing is proven, no gradient is summed over an axis that its array lacks.
+            assert checked or len({_mesh_axes(spec) for spec in (*specs_in, specs_out)}) == 1
             mapped = _within(function, on_parts, specs_in, specs_out, checked=checked)
         else:
             mapped = on_parts(function, in_specs=specs_in, out_specs=specs_out)
@@ -280,6 +282,10 @@ def _within(
 
     run.defvjp(forward, backward)
     return run
+
+
+def _mesh_axes(spec: PartitionSpec) -> frozenset[str]:
+    return frozenset[str]().union(*(dim for dim in spec if dim))
 
 
 def _varying(x: jax.Array) -> frozenset[str]:

@@ -181,12 +181,7 @@ def _locally(
     collective splits them, and the residual stream's may be split over another axis.
     """
     axes = ("act_batch", None, "act_embed")
-    found = layout.locally(collective, (axes,), axes)(x_BTD)
-    # What comes out does not say that it differs between stages; taken to be the same on all, its
-    # cotangent would be summed over them.
-    if STAGE in jax.typeof(found).manual_axis_type.varying:
-        return found
-    return _varying(found)
+    return layout.locally(collective, (axes,), axes)(x_BTD)
 
 
 def _run(
