@@ -91,7 +91,7 @@ def test_an_update_applied_twice_is_found_though_the_gradients_are_right():
     [
         Fsdp(2) * Tensor(4, sequence="on"),
         (Data(2) * Fsdp(4)).with_options(accumulate=2),
-        (Pipeline(1, "1f1b", microbatches=4) * Data(2)).with_options(accumulate=2),
+        (Pipeline(1, "1f1b", microbatches=2) * Data(2)).with_options(accumulate=2),
     ],
     ids=str,
 )
