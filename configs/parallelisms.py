@@ -50,6 +50,7 @@ def experts(n: int) -> dict[str, Strategy]:
         "expert": Expert(n**2) * Data(n),
         "fsdp_expert": Fsdp(n) * Expert(n**2),
         "expert_tensor": Fsdp(n) * Expert(n) * Tensor(n),
+        "pipeline_expert": Pipeline(n, "1f1b", microbatches=n) * Expert(n) * Fsdp(n),
     }
 
 

@@ -1,6 +1,7 @@
 """Meshes: a strategy's axes laid over a target's devices, so that the busiest stay close."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -201,15 +202,20 @@ class MeshShards:
             return PartitionSpec(*(found or None for found in free))
 
         several = isinstance(axes_out, list)
-        mapped = jax.shard_map(
-            # Saved values would be laid out over the axes around as well, which JAX then refuses.
-            jax.checkpoint(function) if manual else function,
+        on_parts = functools.partial(
+            jax.shard_map,
             mesh=around if manual else self.mesh,
-            in_specs=tuple(spec(axes) for axes in axes_in),
-            out_specs=tuple(map(spec, axes_out)) if several else spec(axes_out),
             axis_names=set(mesh_shape) - manual,
             check_vma=checked,
         )
+        specs_in = tuple(spec(axes) for axes in axes_in)
+        specs_out = tuple(map(spec, axes_out)) if several else spec(axes_out)
+        if manual:
+            # Where nothing is proven, no gradient is summed over an axis that its array lacks.
+            assert checked or len({_mesh_axes(spec) for spec in (*specs_in, specs_out)}) == 1
+            mapped = _within(function, on_parts, specs_in, specs_out, checked=checked)
+        else:
+            mapped = on_parts(function, in_specs=specs_in, out_specs=specs_out)
 
         def run(*arrays: jax.Array) -> Any:
             for array, axes in zip(arrays, axes_in, strict=True):
@@ -232,6 +238,63 @@ class MeshShards:
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=specs_in, out_specs=specs_out, axis_names={axis}
         )
+
+
+def _within(
+    function: Callable[..., Any],
+    on_parts: Callable[..., Callable[..., Any]],
+    specs_in: tuple[PartitionSpec, ...],
+    specs_out: PartitionSpec | tuple[PartitionSpec, ...],
+    *,
+    checked: bool,
+) -> Callable[..., Any]:
+    """Returns ``function`` on each device's parts, inside one that is manual over other axes.
+
+    JAX leaves two things to us there.  What it saves from a region, for its backward pass or for
+    a loop's next turn, it lays out over the axes around as well, which does not lower: so the
+    backward pass is a region of its own that begins with the arguments, and `jax.checkpoint`
+    keeps constants in.  And unless it proves over which axes results vary, they lose the axes
+    around: left so, a cotangent would be summed over these.
+    """
+    mapped = on_parts(jax.checkpoint(function), in_specs=specs_in, out_specs=specs_out)
+
+    def pull(arrays: tuple[jax.Array, ...], cotangent: Any) -> tuple[jax.Array, ...]:
+        if not checked:
+            # Results of operations lose their type here, arguments do not, and a backward pass
+            # may not mix the two: so these become results.
+            arrays, cotangent = jax.tree.map(lambda x: x * 1, (arrays, cotangent))
+        return jax.vjp(function, *arrays)[1](cotangent)
+
+    @jax.custom_vjp
+    def run(*arrays: jax.Array) -> Any:
+        axes = frozenset[str]().union(*(_varying(array) for array in arrays))
+        return jax.tree.map(lambda x: _vary_over(axes, x), mapped(*arrays))
+
+    def forward(*arrays: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
+        return run(*arrays), arrays
+
+    def backward(arrays: tuple[jax.Array, ...], cotangent: Any) -> tuple[jax.Array, ...]:
+        mapped_back = on_parts(
+            jax.checkpoint(pull), in_specs=(specs_in, specs_out), out_specs=specs_in
+        )
+        found = mapped_back(arrays, cotangent)
+        return tuple(_vary_over(_varying(a), x) for a, x in zip(arrays, found, strict=True))
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def _mesh_axes(spec: PartitionSpec) -> frozenset[str]:
+    return frozenset[str]().union(*(dim for dim in spec if dim))
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def _vary_over(axes: frozenset[str], x: jax.Array) -> jax.Array:
+    missing = tuple(sorted(axes - _varying(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def _text(axes: Mapping[str, int]) -> str:

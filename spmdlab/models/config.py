@@ -40,8 +40,8 @@ class MoeConfig:
 
     load_balance_over: Balance = "batch"
     """What the load is measured over.  ``batch``: all tokens of a microbatch, on all devices;
-    ``accumulate`` then changes the loss.  ``group``: each group, and the mean is taken; the
-    same however the batch is cut."""
+    ``accumulate``, and a pipeline's microbatches, then change the loss.  ``group``: each group,
+    and the mean is taken; the same however the batch is cut."""
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, one sentence each."""

@@ -10,6 +10,7 @@ from flax import nnx
 
 from spmdlab.models.config import DecoderConfig
 from spmdlab.models.decoder import run_stacked
+from spmdlab.models.moe import Routing
 from spmdlab.models.params import Params, abstract_decoder, filled
 from spmdlab.models.rope import rotation
 from spmdlab.models.sequence import positions
@@ -37,8 +38,10 @@ def run_layers(
     keys_L: jax.Array | None,
     remat: str,
     layout: Layout,
-) -> jax.Array:
+) -> tuple[jax.Array, Routing | None]:
     """Returns the residual stream after some layers, stacked as ``params["layers"]`` is.
+
+    Beside it the mean over them of what their routers did, if there are experts.
 
     Args:
         config: The whole decoder's.
@@ -52,7 +55,7 @@ def run_layers(
     rotate = rotation(place_T, config.head_dim, theta=config.rope_theta)
     with jax.named_scope("layers"):
         block = filled(abstract_decoder(config).layers, layers)
-        return run_stacked(block, x_BTD, keys_L, rotate, remat, layout)[0]
+        return run_stacked(block, x_BTD, keys_L, rotate, remat, layout)
 
 
 def head_names(config: DecoderConfig) -> tuple[str, ...]:

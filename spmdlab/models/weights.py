@@ -70,7 +70,8 @@ class Shards(Protocol):
             axes_in: Logical axes of each argument.
             axes_out: Of the result; a list says that there are several.
             checked: Whether JAX proves that what leaves whole is equal on all devices.  Kernels
-                do not say over which axes their results vary, so there it cannot.
+                do not say over which axes their results vary, so there it cannot; within a
+                pipeline all their arrays must then be split over the same mesh axes.
         """
         ...
 

@@ -17,6 +17,9 @@ class Pipeline(Composable):
     stage waits for another: embedding, its gradient and the head's share of the work are spread
     over all stages (see `spmdlab.train.pipeline`).
 
+    Every other parallelism goes on inside a stage.  Experts are balanced microbatch by
+    microbatch, unless ``load_balance_over="group"``; so more microbatches are another loss.
+
     ``schedule`` is ``"gpipe"``, ``"circular"``, ``"1f1b"``, or a table of one's own, see
     `spmdlab.pipeline.schedule`.  ``repeats`` is how many chunks each stage has.
 

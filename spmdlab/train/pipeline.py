@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec
 from spmdlab.cost.phase import TICK_SCOPE
 from spmdlab.errors import ConfigError
 from spmdlab.models import parts
+from spmdlab.models.moe import Routing
 from spmdlab.models.params import Params, param_axes
 from spmdlab.models.weights import RESIDUAL, Layout
 from spmdlab.pipeline.schedule import Phase, Schedule
@@ -45,10 +46,13 @@ def pipelined_loss_and_grads(
     *,
     layout: Layout,
     stages: Stages,
+    accumulate: int,
     remat: str,
     dropout_keys_M: jax.Array | None,
-) -> tuple[jax.Array, Params]:
-    """Returns the loss of a batch and its gradients, shaped and laid out like the parameters.
+) -> tuple[tuple[jax.Array, Routing | None], Params]:
+    """Returns the loss of a batch, its routing, and its gradients, laid out like the parameters.
+
+    With experts the loss has their load-balance loss in it, each microbatch's and layer's own.
 
     Args:
         workload: What is computed.
@@ -58,22 +62,22 @@ def pipelined_loss_and_grads(
         tokens: What the loss is divided by.
         layout: How arrays are laid out.
         stages: Runs functions on each stage.
+        accumulate: How many such batches make a step; loss and routing are shares of its.
         remat: What of a chunk's forward its backward keeps, between computing it again and
             using it.
         dropout_keys_M: A key for each microbatch; None switches dropout off.
 
     Raises:
-        ConfigError: Layers or tokens do not divide into stages, or the model or strategy has
-            what a stage cannot run: experts, or an exchange of heads.
+        ConfigError: Layers or tokens do not divide into stages, or layers are not stacked.
     """
     check_divides(workload, schedule)
-    _check_sequence(layout)
     pipe = Pipe(
         workload=workload,
         schedule=schedule,
         layout=layout,
         remat=remat,
         tokens=tokens,
+        accumulate=accumulate,
         has_dropout=dropout_keys_M is not None,
     )
     layers, home = params["layers"], None
@@ -98,24 +102,18 @@ def pipelined_loss_and_grads(
     table = table + grads["embed"]["table"] if "embed" in grads else table
     grads["embed"] = {"table": table}
     grads["layers"] = carry["layers"] if home is None else home(carry["layers"])
-    return jnp.sum(carry["loss"]), {name: grads[name] for name in params}
+    loss, routing = _over_stages((carry["loss"], carry["routing"]))
+    if routing is not None:
+        loss += workload.model.moe.load_balance_weight * routing.load_balance
+    return (loss, routing), {name: grads[name] for name in params}
 
 
 def check_divides(workload: Workload, schedule: Schedule) -> None:
-    """Raises ConfigError unless layers and tokens divide evenly and a stage can run the model."""
+    """Raises ConfigError unless layers and tokens divide evenly, and layers are stacked."""
     model, stages, repeats = workload.model, schedule.stages, schedule.repeats
     if model.layers != "scanned":
         raise ConfigError(
             f"model.layers={model.layers!r}: a pipeline needs the layers stacked, layers='scanned'."
-        )
-    if model.attention != "dot":
-        raise ConfigError(
-            f"model.attention={model.attention!r} does not run inside a pipeline; use 'dot'."
-        )
-    if model.moe:
-        raise ConfigError(
-            "a pipeline does not carry the experts' load balance from stage to stage; leave out "
-            "stage=, or model.moe."
         )
     chunks = stages * repeats
     if model.num_layers % chunks:
@@ -130,16 +128,6 @@ def check_divides(workload: Workload, schedule: Schedule) -> None:
         raise ConfigError(
             f"batch.seq_len={workload.batch.seq_len} must divide by the {stages} stages: each "
             "takes an equal part of a sequence through the head."
-        )
-
-
-def _check_sequence(layout: Layout) -> None:
-    """Raises ConfigError for an exchange of heads: JAX cannot lower it inside a stage yet."""
-    split = layout.sequence_split
-    if split is not None and split.ways > 1 and split.method == "all_to_all":
-        raise ConfigError(
-            f"{split.axis}={split.ways} method=all_to_all does not run inside a pipeline; "
-            "method=ring does."
         )
 
 
@@ -169,6 +157,7 @@ def _start(
             axes[name],
         )
 
+    zero = layout.constrain(jnp.zeros((stages,), pipe.loss_dtype), ("layers",))
     return {
         "inputs": stream(inputs),
         "cotangents": stream(cotangents),
@@ -181,7 +170,8 @@ def _start(
         ),
         "head": {name: on_each_stage(name) for name in parts.head_names(model)},
         "table": on_each_stage("embed")["table"],
-        "loss": layout.constrain(jnp.zeros((stages,), pipe.tokens.dtype), ("layers",)),
+        "loss": zero,
+        "routing": Routing(load_balance=zero, dropped_fraction=zero) if model.moe else None,
     }
 
 

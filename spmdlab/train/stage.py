@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from spmdlab.models import parts
 from spmdlab.models.loss import cross_entropy
+from spmdlab.models.moe import Routing
 from spmdlab.models.params import Params
 from spmdlab.models.weights import RESIDUAL, Layout
 from spmdlab.pipeline.schedule import Phase, Schedule
@@ -46,11 +47,22 @@ class Pipe:
     remat: str
     tokens: jax.Array
     """Of the whole batch, by their weights."""
+    accumulate: int
+    """Parts of the whole batch that take turns, of which this pipeline runs one."""
+
     has_dropout: bool
 
     @property
+    def loss_dtype(self) -> Any:
+        return jnp.promote_types(self.tokens.dtype, self.workload.model.compute_dtype)
+
+    @property
+    def chunks(self) -> int:
+        return self.schedule.stages * self.schedule.repeats
+
+    @property
     def layers_per_chunk(self) -> int:
-        return self.workload.model.num_layers // (self.schedule.stages * self.schedule.repeats)
+        return self.workload.model.num_layers // self.chunks
 
 
 def on_stage(
@@ -89,7 +101,7 @@ def _forward(
     layers = _chunk(pipe, given["layers"], own["forward_repeat"])
     keys = _keys(pipe, given, own["forward_microbatch"], own["forward_repeat"])
     with jax.named_scope("forward"):
-        return _run(pipe, layers, x_BTD, keys)
+        return _run(pipe, layers, x_BTD, keys)[0]
 
 
 def _backward(
@@ -105,13 +117,18 @@ def _backward(
     layers = _chunk(pipe, given["layers"], repeat)
     keys = _keys(pipe, given, own["backward_microbatch"], repeat)
     with jax.named_scope("backward"):
-        y_BTD, pull = jax.vjp(lambda layers, x_BTD: _run(pipe, layers, x_BTD, keys), layers, x_BTD)
+        (y_BTD, balance), pull, routing = jax.vjp(
+            functools.partial(_run_for_loss, pipe, keys), layers, x_BTD, has_aux=True
+        )
+    carry["routing"] = jax.tree.map(
+        lambda total, share: total + jnp.where(active, share, 0), carry["routing"], routing
+    )
     dy_BTD = get_slot(carry["cotangents"], own["cotangent_slot"])
     if phase.head:
         is_last = active & (own["cotangent_slot"] == NONE)
         dy_BTD = jnp.where(is_last, _head(pipe, carry, is_last, y_BTD, given), dy_BTD)
     with jax.named_scope("backward"):
-        dlayers, dx_BTD = pull(dy_BTD)
+        dlayers, dx_BTD = pull((dy_BTD, jax.tree.map(jnp.ones_like, balance)))
         dx_BTD = pipe.layout.constrain(dx_BTD, RESIDUAL)
         carry["layers"] = jax.tree.map(
             functools.partial(_add_chunk, pipe, repeat, active), carry["layers"], dlayers
@@ -164,16 +181,30 @@ def _locally(
     collective splits them, and the residual stream's may be split over another axis.
     """
     axes = ("act_batch", None, "act_embed")
-    found = layout.locally(collective, (axes,), axes)(x_BTD)
-    # What comes out does not say that it differs between stages; taken to be the same on all, its
-    # cotangent would be summed over them.
-    if STAGE in jax.typeof(found).manual_axis_type.varying:
-        return found
-    return _varying(found)
+    return layout.locally(collective, (axes,), axes)(x_BTD)
 
 
-def _run(pipe: Pipe, layers: Params, x_BTD: jax.Array, keys_L: jax.Array | None) -> jax.Array:
+def _run(
+    pipe: Pipe, layers: Params, x_BTD: jax.Array, keys_L: jax.Array | None
+) -> tuple[jax.Array, Routing | None]:
     return parts.run_layers(pipe.workload.model, layers, x_BTD, keys_L, pipe.remat, pipe.layout)
+
+
+def _run_for_loss(
+    pipe: Pipe, keys_L: jax.Array | None, layers: Params, x_BTD: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array | None], Routing | None]:
+    """Returns the chunk's output, what its load balance adds to the loss, and its routing.
+
+    The routing is its share of the mean over all layers and microbatches of the step: chunks
+    have equally many layers, and microbatches equally many tokens.
+    """
+    y_BTD, routing = _run(pipe, layers, x_BTD, keys_L)
+    if routing is None:
+        return (y_BTD, None), None
+    shares = pipe.chunks * pipe.schedule.microbatches * pipe.accumulate
+    routing = jax.tree.map(lambda mean: (mean / shares).astype(pipe.loss_dtype), routing)
+    balance = pipe.workload.model.moe.load_balance_weight * routing.load_balance
+    return (y_BTD, balance), routing
 
 
 def _chunk(pipe: Pipe, layers: Params, repeat: jax.Array) -> Params:

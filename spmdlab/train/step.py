@@ -121,7 +121,7 @@ def loss_and_grads(
                 loss += workload.model.moe.load_balance_weight * routing.load_balance
             return loss, routing
 
-    def pipelined(part: Batch, key: jax.Array | None) -> tuple[jax.Array, Params]:
+    def pipelined(part: Batch, key: jax.Array | None) -> Any:
         microbatches = strategy.pipeline.microbatches
         return pipelined_loss_and_grads(
             workload,
@@ -131,14 +131,14 @@ def loss_and_grads(
             tokens,
             layout=layout,
             stages=shards,
+            accumulate=num,
             remat=strategy.remat,
             dropout_keys_M=None if key is None else jax.random.split(key, microbatches),
         )
 
     def part_of_it(part: Batch, key: jax.Array | None) -> Any:
         if strategy.pipeline:
-            loss, grads = pipelined(part, key)
-            found = (loss, None)
+            found, grads = pipelined(part, key)
         else:
             found, grads = jax.value_and_grad(share_of_loss, has_aux=True)(params, part, key)
         return found, _constrain_params(workload, grads, constrain_gradient)

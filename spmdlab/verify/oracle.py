@@ -1,8 +1,7 @@
 """What one device computes: gradients without any layout, and the optimizer's answer to them."""
 
-import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,22 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spmdlab.models.config import DecoderConfig
+from spmdlab.models.loss import cross_entropy
+from spmdlab.models.params import run
+from spmdlab.strategies.product import Strategy
 from spmdlab.train.optimizer import optimizer
 from spmdlab.train.state import init_state, paths
-from spmdlab.train.step import loss_and_grads
 from spmdlab.workload import Workload
 
 Tree = Any
 """Nested dicts of arrays."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Recipe:
-    """The plainest program: nothing recomputed, nothing cut."""
-
-    remat: str = "none"
-    accumulate: int = 1
-    pipeline: None = None
 
 
 def flat(tree: Tree, prefix: str = "") -> dict[str, Any]:
@@ -50,26 +43,37 @@ def random_batch(workload: Workload, num_rows: int, *, seed: int, step: int) -> 
 _ORACLES: dict[str, "Oracle"] = {}
 
 
-def oracle_of(workload: Workload, accumulate: int, seed: int) -> "Oracle":
+def oracle_of(workload: Workload, strategy: Strategy, seed: int) -> "Oracle":
     """Returns an oracle; the same one, compiled already, for the same question."""
-    parts = accumulate if workload.model.dropout else 1
-    key = repr((workload, parts, seed))
+    cuts: tuple[int, ...] = ()
+    if _depends_on_cuts(workload.model):
+        cuts += (strategy.accumulate,) if strategy.accumulate > 1 else ()
+        cuts += (strategy.pipeline.microbatches,) if strategy.pipeline else ()
+    key = repr((workload, cuts, seed))
     if key not in _ORACLES:
-        _ORACLES[key] = Oracle(workload, parts, seed)
+        _ORACLES[key] = Oracle(workload, cuts, seed)
     return _ORACLES[key]
+
+
+def _depends_on_cuts(model: DecoderConfig) -> bool:
+    """Whether microbatches change the loss: each draws its own masks, and balances its experts."""
+    moe = model.moe
+    balances = moe is not None and moe.load_balance_weight and moe.load_balance_over == "batch"
+    return bool(model.dropout or balances)
 
 
 class Oracle:
     """One device's answers for a workload.
 
-    With dropout the masks depend on how the batch is cut into microbatches, each of which has
-    a key of its own; then, and only then, the oracle cuts it likewise: row ``r`` belongs to
-    microbatch ``r % accumulate``.  It adds the parts up by itself.
+    Some losses depend on how the batch is cut into microbatches: each has a key of its own for
+    dropout, and load-balance losses are no sums over rows.  Then, and only then, the oracle cuts
+    it likewise, ``cuts`` times in a row: row ``r`` belongs to part ``r % cut``.  It adds the parts
+    up by itself.
     """
 
-    def __init__(self, workload: Workload, parts: int, seed: int) -> None:
+    def __init__(self, workload: Workload, cuts: tuple[int, ...], seed: int) -> None:
         self._workload = workload
-        self._parts = parts
+        self._cuts = cuts
         self._seed = seed
         self._loss_and_grads = jax.jit(self._compute)
         self._update = jax.jit(self._optimize)
@@ -112,21 +116,35 @@ class Oracle:
         key = None
         if self._workload.model.dropout:
             key = jax.random.fold_in(jax.random.key(self._seed), step)
-        if self._parts == 1:
-            found = loss_and_grads(self._workload, _Recipe(), params, batch, dropout_key=key)
-            return found.loss, found.grads
-        keys = jax.random.split(key, self._parts)
-        total = jnp.sum(batch["weights"])
-        parts = []
-        for part in range(self._parts):
-            rows = {name: array[part :: self._parts] for name, array in batch.items()}
-            found = loss_and_grads(self._workload, _Recipe(), params, rows, dropout_key=keys[part])
-            share = found.tokens / total
-            parts.append(jax.tree.map(lambda x, s=share: x * s, (found.loss, found.grads)))
-        return functools.reduce(functools.partial(jax.tree.map, jnp.add), parts)
+        return jax.value_and_grad(self._loss)(params, key, batch)
+
+    def _loss(self, params: Tree, key: jax.Array | None, batch: Any) -> jax.Array:
+        """Tokens count equally wherever they are, and so do parts' load balances."""
+        model, losses, balances = self._workload.model, [], []
+        for rows, own_key in _parts(batch, key, self._cuts):
+            output = run(model, params, rows["tokens"], dropout_key=own_key)
+            losses_BT = cross_entropy(output.logits_BTV, rows["targets"])
+            losses.append(jnp.sum(losses_BT * rows["weights"]))
+            if output.routing is not None:
+                balances.append(model.moe.load_balance_weight * output.routing.load_balance)
+        loss = sum(losses) / jnp.sum(batch["weights"])
+        return loss + sum(balances) / len(balances) if balances else loss
 
     def _optimize(self, state: Tree, grads: Tree) -> Tree:
         transformation = optimizer(self._workload.optimizer, self._workload.model)
         updates, moments = transformation.update(grads, state["optimizer"], state["params"])
         params = optax.apply_updates(state["params"], updates)
         return {"step": state["step"] + 1, "params": params, "optimizer": moments}
+
+
+def _parts(
+    batch: Mapping[str, Any], key: jax.Array | None, cuts: tuple[int, ...]
+) -> Iterator[tuple[dict[str, Any], jax.Array | None]]:
+    """The rows and the key of each microbatch, cut and cut again."""
+    if not cuts:
+        yield dict(batch), key
+        return
+    for part in range(cuts[0]):
+        rows = {name: array[part :: cuts[0]] for name, array in batch.items()}
+        own_key = None if key is None else jax.random.split(key, cuts[0])[part]
+        yield from _parts(rows, own_key, cuts[1:])

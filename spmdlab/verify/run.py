@@ -116,7 +116,7 @@ class _Bench:
         self._num_devices = strategy.num_devices
         self._target = parse_target(f"cpu:{self._num_devices}")
         self._layout = lay_out(workload, strategy, self._target)
-        self._oracle = oracle_of(workload, strategy.accumulate, seed)
+        self._oracle = oracle_of(workload, strategy, seed)
         self.setting = Setting(
             mesh_axes=strategy.mesh_axes,
             tolerance=tolerance(num_roundings(workload, self._num_devices), dtype),

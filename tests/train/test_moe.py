@@ -9,7 +9,7 @@ import pytest
 from spmdlab.compile import jitted_step, lay_out
 from spmdlab.errors import ShardingError
 from spmdlab.models.config import MoeConfig
-from spmdlab.strategies import Data, Expert, Fsdp, Strategy, Tensor, as_strategy
+from spmdlab.strategies import Data, Expert, Fsdp, Pipeline, Strategy, Tensor, as_strategy
 from spmdlab.targets import parse_target
 from spmdlab.train.state import abstract_state, init_state
 from spmdlab.train.step import make_step
@@ -100,6 +100,25 @@ def test_other_models_too():
 def test_microbatches_balance_each_on_its_own():
     strategy = (Fsdp(2) * Expert(4)).with_options(accumulate=2)
     test_step.check_same(on_the_mesh(strategy, "tight"), alone("tight", accumulate=2))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "moe", "layers"),
+    [
+        (Pipeline(2, "1f1b", microbatches=4) * Expert(2) * Data(2), "tight", 2),
+        (Pipeline(2, "circular", microbatches=4) * Fsdp(2) * Tensor(2), "dropless", 4),
+        (
+            (Pipeline(2, "gpipe", microbatches=2) * Expert(2) * Fsdp(2)).with_options(accumulate=2),
+            "tight",
+            2,
+        ),
+    ],
+    ids=str,
+)
+def test_a_pipelines_microbatches_do_as_well(strategy, moe, layers):
+    """Each stage's routers reach the loss, the metrics and the gradients of what is before them."""
+    found = on_the_mesh(strategy, moe, num_layers=layers)
+    test_step.check_same(found, alone(moe, accumulate=4, num_layers=layers))
 
 
 def test_balanced_by_group_microbatches_change_nothing():

@@ -18,6 +18,7 @@ from spmdlab.strategies import Data, Pipeline, as_strategy, strategy_from_text
 from spmdlab.targets import parse_target
 from spmdlab.train.state import abstract_batch, abstract_state, init_state, paths
 from spmdlab.train.step import make_step
+from spmdlab.verify.run import verify_strategy
 from spmdlab.workload import BatchConfig, OptimizerConfig, Workload
 from tests.pipeline.tables import alternating
 
@@ -122,6 +123,7 @@ def test_every_schedule_computes_what_one_device_does(text):
         "stage=2 schedule=1f1b microbatches=4 repeats=2 fsdp=2 tensor=2 sequence=on remat=full",
         "stage=2 schedule=1f1b microbatches=2 data=2 fsdp=2 zero=1 accumulate=2",
         "stage=2 schedule=circular microbatches=4 fsdp=2 tensor=2 zero=2",
+        "stage=2 schedule=1f1b microbatches=2 context=2 method=all_to_all fsdp=2",
         "stage=1 schedule=1f1b microbatches=2",
     ],
 )
@@ -162,11 +164,11 @@ def test_refuses_what_does_not_divide(text, changes, message):
         compile_step(workload(**changes), strategy, target)
 
 
-def experiment(strategy: str, batch: int, **changes: Any) -> Experiment:
+def experiment(strategy: str, batch: int, seq_len: int = 64, **changes: Any) -> Experiment:
     sizes = {**SIZES, "compute_dtype": "bfloat16", "embed_dim": 64, "mlp_dim": 128, **changes}
     return Experiment(
         model=DecoderConfig(**sizes),
-        batch=BatchConfig(global_batch=batch, seq_len=64),
+        batch=BatchConfig(global_batch=batch, seq_len=seq_len),
         strategies={"it": strategy_from_text(strategy)},
         targets=("cpu:8",),
     )
@@ -219,6 +221,25 @@ def test_stages_send_what_the_simulator_says(text, target):
         (True, with_head),
         (False, with_head),
     }
+
+
+@pytest.mark.parametrize("target", [TPU])
+def test_the_kernel_runs_inside_a_stage(target):
+    text = "stage=2 schedule=gpipe microbatches=2 fsdp=2 tensor=2"
+    sizes = {"num_layers": 2, "head_dim": 128, "attention": "flash"}
+    found = compile_row(experiment(text, 8, seq_len=128, **sizes), "it", target)
+    kernels = "\n".join(found["unmodelled"])
+    assert "splash_mha_fwd" in kernels
+    assert "splash_mha_dq" in kernels
+    assert "splash_mha_dkv" in kernels
+
+
+def test_elsewhere_than_on_tpu_a_stage_runs_plain_attention():
+    """And with the right gradients: both ways of computing it have one type."""
+    text = "stage=2 schedule=gpipe microbatches=2 data=2"
+    sizes = {"num_layers": 2, "head_dim": 128, "attention": "flash"}
+    row = verify_strategy(experiment(text, 4, seq_len=128, **sizes), "it", steps=1)
+    assert row["findings"] == []
 
 
 def temporaries(schedule: str, microbatches: int) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdlab.strategies import Data, Fsdp, Tensor
+from spmdlab.strategies import Data, Fsdp, Pipeline, Tensor
 from spmdlab.verify.run import verify_strategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,6 +93,7 @@ def test_an_update_applied_twice_is_found_though_the_gradients_are_right():
         (Data(2) * Fsdp(4)).with_options(accumulate=2),
         (Fsdp(4, zero=1) * Tensor(2)).with_options(accumulate=2),
         (Fsdp(4, zero=2) * Tensor(2)).with_options(accumulate=2),
+        (Pipeline(1, "1f1b", microbatches=2) * Data(2)).with_options(accumulate=2),
     ],
     ids=str,
 )
