@@ -7,9 +7,18 @@ import pathlib
 # Several test processes may hold libtpu at once, and none may wait for a metadata server.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# Machine code that is not optimised takes half the time to make; the HLO is the same, to the
+# letter.  In the environment, so that the workers that tests start have it too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, unless asked: --hypothesis-profile=long.
+settings.register_profile("default", derandomize=True, database=None)
+settings.register_profile("long", derandomize=False)
+settings.load_profile("default")
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

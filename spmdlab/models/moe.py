@@ -23,11 +23,11 @@ from spmdlab.errors import ConfigError
 from spmdlab.models.config import DecoderConfig, MoeConfig
 from spmdlab.models.weights import GATHERED, Axes, Layout, matrix
 
-GROUPS = ("act_batch", "act_len")
-"""B and N outside the experts.  Where a strategy splits the sequence it splits N: whole groups."""
+GROUPS: Axes = ("act_batch", "act_len", None)
+"""B, N and S outside the experts.  Where a strategy splits the sequence it splits N: whole groups."""
 
-EXPERT_GROUPS = ("act_expert_batch", "act_len")
-"""B and N inside."""
+TOKENS: Axes = ("act_batch", None, "act_len")
+"""The same where tokens do not compete, and a group is a whole sequence."""
 
 
 @jax.tree_util.register_dataclass
@@ -61,8 +61,8 @@ class Moe(nnx.Module):
         """Returns what the layer adds to the residual stream (inside), and how it routed.
 
         Raises:
-            ConfigError: ``group_size`` does not divide the sequence, or the strategy changes
-                the order of tokens where that decides which are dropped.
+            ConfigError: ``group_size`` does not divide the sequence, or a device's part of it; or
+                the strategy changes the order of tokens where that decides which are dropped.
         """
         B, T, D = x_BTD.shape
         S = self.moe.group_size or T
@@ -70,18 +70,25 @@ class Moe(nnx.Module):
             raise ConfigError(f"model.moe.group_size ({S}) must divide the sequence length ({T})")
         split = layout.sequence_split
         reordered = split is not None and split.order != "contiguous"
-        if reordered and (self.moe.dispatch == "capacity" or self.moe.group_size):
+        if reordered and self._tokens is GROUPS:
             raise ConfigError(
                 "which tokens find a place with an expert depends on their order, and "
                 f"{split.axis}={split.ways} order={split.order} changes it; use order=contiguous, "
                 "or model.moe.dispatch='dropless' without group_size"
             )
-        x_BNSD = layout.activation(x_BTD.reshape(B, T // S, S, D), *GROUPS, None, "act_embed")
+        ways = layout.ways("act_len")
+        if self._tokens is GROUPS and T // S % ways:
+            raise ConfigError(
+                f"model.moe.group_size={self.moe.group_size}: a sequence of {T} tokens has "
+                f"{T // S} groups, which do not divide over the {ways} ways sequences are split; "
+                f"use a divisor of {T // ways}, or model.moe.dispatch='dropless' without group_size"
+            )
+        x_BNSD = layout.activation(x_BTD.reshape(B, T // S, S, D), *self._tokens, "act_embed")
         probs_BNSE = self._probabilities(x_BNSD, layout)
         rank_BNSE = ranks(probs_BNSE, self.moe.experts_per_token)
         weight_BNSE = mixing_weights(probs_BNSE, rank_BNSE, self.moe.experts_per_token)
         weight_BNSE = weight_BNSE.astype(x_BTD.dtype)
-        weight_BNSE = layout.activation(weight_BNSE, *GROUPS, None, "act_router")
+        weight_BNSE = layout.activation(weight_BNSE, *self._tokens, "act_router")
         if self.moe.dispatch == "capacity":
             place_BNSE = places(rank_BNSE, self.moe.experts_per_token, self.moe.capacity(S))
             dropped = jnp.sum((rank_BNSE > 0) & (place_BNSE == 0), dtype=probs_BNSE.dtype)
@@ -95,6 +102,17 @@ class Moe(nnx.Module):
         )
         return y_BNSD.reshape(B, T, D), routing
 
+    @property
+    def _tokens(self) -> Axes:
+        """Logical axes of B, N and S outside the experts."""
+        compete = self.moe.dispatch == "capacity" or self.moe.group_size
+        return GROUPS if compete else TOKENS
+
+    @property
+    def _expert_tokens(self) -> Axes:
+        """The same inside."""
+        return ("act_expert_batch", *self._tokens[1:])
+
     def _probabilities(self, x_BNSD: jax.Array, layout: Layout) -> jax.Array:
         """The router's softmax.  Float32 throughout: a choice must not hang on 8 bits."""
         wide = jnp.promote_types(x_BNSD.dtype, jnp.float32)
@@ -104,7 +122,7 @@ class Moe(nnx.Module):
             logits_BNSE = jnp.einsum(
                 "BNSD,DE->BNSE", x_BNSD.astype(wide), router_DE, precision=highest
             )
-            logits_BNSE = layout.activation(logits_BNSE, *GROUPS, None, "act_router")
+            logits_BNSE = layout.activation(logits_BNSE, *self._tokens, "act_router")
             return jax.nn.softmax(logits_BNSE, axis=-1)
 
     def _placed(
@@ -112,11 +130,12 @@ class Moe(nnx.Module):
     ) -> jax.Array:
         """Each expert computes the tokens that have a place with it."""
         C = self.moe.capacity(x_BNSD.shape[2])
-        rows, expert_rows = (None, *GROUPS, None), ("act_expert", *EXPERT_GROUPS, None)
+        rows = (None, *self._tokens[:2], None)
+        expert_rows = ("act_expert", *self._expert_tokens[:2], None)
         with jax.named_scope("dispatch"):
             places_C = jnp.arange(1, C + 1)[None, None, None, None]
             has_BNSEC = (place_BNSE[..., None] == places_C).astype(x_BNSD.dtype)
-            has_BNSEC = layout.activation(has_BNSEC, *GROUPS, None, "act_router", None)
+            has_BNSEC = layout.activation(has_BNSEC, *self._tokens, "act_router", None)
             x_EBNCD = jnp.einsum("BNSEC,BNSD->EBNCD", has_BNSEC, x_BNSD)
             x_EBNCD = layout.activation(x_EBNCD, *rows, "act_embed")
             x_EBNCD = layout.activation(x_EBNCD, *expert_rows, "act_embed")
@@ -127,7 +146,7 @@ class Moe(nnx.Module):
             y_EBNCD = layout.activation(y_EBNCD, *rows, "act_embed")
             back_BNSEC = has_BNSEC * weight_BNSE[..., None]
             y_BNSD = jnp.einsum("BNSEC,EBNCD->BNSD", back_BNSEC, y_EBNCD)
-            return layout.activation(y_BNSD, *GROUPS, None, "act_embed")
+            return layout.activation(y_BNSD, *self._tokens, "act_embed")
 
     def _everywhere(self, x_BNSD: jax.Array, weight_BNSE: jax.Array, layout: Layout) -> jax.Array:
         """Each expert computes every token; what was not chosen counts nothing.
@@ -135,8 +154,8 @@ class Moe(nnx.Module):
         Tokens are gathered over the devices that share experts, and the sums over experts
         scattered back: fewer bytes than sending each token to every expert.
         """
-        outside, inside = (*GROUPS, None, "act_embed"), (*EXPERT_GROUPS, None, "act_embed")
-        hidden = ("act_expert", *EXPERT_GROUPS, None)
+        outside, inside = (*self._tokens, "act_embed"), (*self._expert_tokens, "act_embed")
+        hidden = ("act_expert", *self._expert_tokens)
         with jax.named_scope("dispatch"):
             x_BNSD = checkpoint_name(layout.turned(x_BNSD, inside, outside), GATHERED)
             weight_EBNS = layout.activation(jnp.moveaxis(weight_BNSE, -1, 0), *hidden)

@@ -4,6 +4,7 @@ Dims:  A microbatches   B batch   T sequence
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -97,6 +98,7 @@ def loss_and_grads(
         tokens = jnp.sum(batch["weights"])
 
     num = strategy.accumulate
+    _check_cuts(batch["tokens"].shape[0], strategy, layout.ways(BATCH_AXES[0]))
 
     def share_of_loss(
         params: Params, part: Batch, key: jax.Array | None
@@ -127,7 +129,7 @@ def loss_and_grads(
             workload,
             strategy.pipeline,
             params,
-            _microbatches(part, microbatches, constrain, "microbatches"),
+            _microbatches(part, microbatches, constrain),
             tokens,
             layout=layout,
             stages=shards,
@@ -234,9 +236,28 @@ def _constrain_params(workload: Workload, tree: Params, constrain: Constrain) ->
     return jax.tree.map(constrain, tree, param_axes(workload.model))
 
 
-def _microbatches(
-    batch: Batch, num: int, constrain: Constrain, option: str = "accumulate"
-) -> Batch:
+def _check_cuts(num_rows: int, strategy: Recipe, ways: int) -> None:
+    """Raises ConfigError unless each microbatch has equally many rows for each part of the mesh.
+
+    What the batch itself must divide into, when nothing cuts it, the sharding plan says.
+    """
+    cuts = {"accumulate": strategy.accumulate}
+    if strategy.pipeline:
+        cuts["microbatches"] = strategy.pipeline.microbatches
+    cuts = {option: num for option, num in cuts.items() if num > 1}
+    unit = math.prod(cuts.values()) * ways
+    if not cuts or num_rows % unit == 0:
+        return
+    below = num_rows - num_rows % unit
+    over = f", each split {ways} ways" if ways > 1 else ""
+    raise ConfigError(
+        f"A batch of {num_rows} sequences does not divide into "
+        f"{' x '.join(f'{option}={num}' for option, num in cuts.items())} microbatches{over}; "
+        f"the nearest that do have {f'{below} and {below + unit}' if below else unit}."
+    )
+
+
+def _microbatches(batch: Batch, num: int, constrain: Constrain) -> Batch:
     """Returns the batch with a leading dim of microbatches, each spread over all devices.
 
     Row r goes to microbatch ``r % num``.  A reshape to [A, B / A] would give the first
@@ -245,11 +266,6 @@ def _microbatches(
 
     def split(rows_BT: jax.Array) -> jax.Array:
         B, T = rows_BT.shape
-        if B % num:
-            raise ConfigError(
-                f"A batch of {B} sequences does not divide into {option}={num} microbatches; "
-                f"the nearest that do have {B - B % num} and {B - B % num + num}."
-            )
         rows_BAT = constrain(
             rows_BT.reshape(B // num, num, T), (BATCH_AXES[0], None, BATCH_AXES[1])
         )

@@ -5,17 +5,16 @@ other exception, and no gradient that differs.
 
     pytest tests/verify/test_random_products.py --hypothesis-profile=long
 
-tries ten times as many, and others in every run.
+tries many more, and others in every run.
 """
 
-import collections
-import dataclasses
 import math
 import re
 
 import jax
-from hypothesis import event, given, settings, strategies as st
+from hypothesis import HealthCheck, event, given, settings, strategies as st
 
+from spmdlab.axes import LOGICAL_AXES
 from spmdlab.compile import jitted_step, lay_out
 from spmdlab.config import Experiment
 from spmdlab.errors import ConfigError, ShardingError
@@ -26,6 +25,12 @@ from spmdlab.train.state import abstract_batch, abstract_state
 from spmdlab.verify.run import verify_strategy
 from spmdlab.workload import BatchConfig, Workload
 
+SLOW = list(HealthCheck)
+"""Each example traces or compiles a step: slow by nature, and large."""
+
+LONG = settings.get_current_profile_name() == "long"
+EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 30, "run": 8}
+
 MESHES = [(2,), (4,), (2, 2), (6,), (2, 3), (3, 2), (8,), (2, 4), (4, 2), (2, 2, 2)]
 PIPELINES = [
     f" schedule={schedule} microbatches={number}"
@@ -35,7 +40,7 @@ PIPELINES = [
 OPTIONS = {
     "data": [""],
     "stage": PIPELINES,
-    "fsdp": ["", " zero=1"],
+    "fsdp": ["", " zero=2", " zero=1"],
     "expert": [""],
     "context": ["", " order=contiguous", " method=all_to_all"],
     "tensor": ["", " sequence=on", " kv=replicate", " sequence=on kv=replicate"],
@@ -130,3 +135,63 @@ def divisors(strategy: Strategy) -> dict[str, int]:
         "global_batch": ways("act_batch") * strategy.accumulate * parts,
         "num_experts": ways("expert", "act_expert"),
     }
+
+
+def strategy_or_refusal(text: str) -> Strategy | None:
+    """The product, or None where it is refused as a product, before there is a model."""
+    try:
+        return strategy_from_text(text)
+    except ConfigError as error:
+        check_refusal(error, set(re.findall(r"[a-z]\w*", text)))
+        return None
+
+
+def check_refusal(error: Exception, names: set[str]) -> None:
+    """One line that names what is wrong, and says a size of it."""
+    message = str(error)
+    assert "\n" not in message
+    assert names & set(re.findall(r"[A-Za-z]\w*", message)), message
+    assert re.search(r"\d", message), message
+
+
+DIMS = {*LOGICAL_AXES, *LARGEST, "sequences", "layers", "group_size", "context"}
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES["traced"], deadline=None, suppress_health_check=SLOW)
+def test_a_product_is_laid_out_or_refused_by_the_name_of_a_dim(data):
+    """Up to two sizes are left to chance; nothing is compiled."""
+    text = data.draw(products())
+    if (strategy := strategy_or_refusal(text)) is None:
+        return event("refused as a product")
+    experiment = data.draw(experiments(strategy, broken=2))
+    workload = Workload(model=experiment.model, batch=experiment.batch)
+    try:
+        experiment.check()
+        layout = lay_out(workload, strategy, parse_target(f"cpu:{strategy.num_devices}"))
+        step = jitted_step(workload, strategy, layout)
+        state, batch = abstract_state(workload), abstract_batch(workload, strategy.num_devices)
+        new_state, _ = jax.eval_shape(step, state, batch)
+    except (ConfigError, ShardingError) as error:
+        check_refusal(error, DIMS)
+        return event("refused")
+    event("laid out")
+    assert new_state == state
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES["run"], deadline=None, suppress_health_check=SLOW)
+def test_a_product_whose_sizes_divide_computes_what_one_device_does(data):
+    """One step: the loss, each gradient and the update, within the derived tolerance."""
+    text = data.draw(products())
+    if (strategy := strategy_or_refusal(text)) is None:
+        return event("refused as a product")
+    experiment = data.draw(experiments(strategy, broken=0))
+    try:
+        experiment.check()
+        row = verify_strategy(experiment, "it", steps=1)
+    except (ConfigError, ShardingError) as error:
+        check_refusal(error, DIMS)
+        return event("refused")
+    event("run")
+    assert row["status"] == "ok", row["findings"]
