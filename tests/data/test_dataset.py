@@ -70,7 +70,7 @@ def test_refuses_a_sequence_longer_than_the_split(config):
 
 def test_refuses_a_split_without_documents(config):
     config.test_percent = 0
-    with pytest.raises(ConfigError, match=r"no test split: its 30 groups .* test_percent=0"):
+    with pytest.raises(ConfigError, match=r"no test split: its 30 groups .* data.test_percent=0;"):
         open_dataset(config, seq_len=10, split="test")
 
 
