@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from spmdlab.data.config import DataConfig
 from spmdlab.errors import ConfigError, SpmdlabError
 from spmdlab.hardware.chips import chip
 from spmdlab.hardware.topology import parse_topology
@@ -43,11 +44,19 @@ class Experiment:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     """How gradients become updates."""
 
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    """What is trained on, and how it is divided."""
+
     chips: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Chip -> field of `spmdlab.hardware.chips.Chip` -> the value to use instead of ours."""
 
     seed: int = 0
     """Of the initial values, dropout and the order of the batches."""
+
+    @property
+    def data_seed(self) -> int:
+        """Of the order of the batches: ``data.seed``, or ``seed`` where that is None."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     def problems(self) -> list[str]:
         """Everything wrong with these values, one sentence each."""
@@ -55,6 +64,7 @@ class Experiment:
             return found
         workload = Workload(model=self.model, batch=self.batch, optimizer=self.optimizer)
         found = workload.problems()
+        found += self.data.problems()
         if not self.strategies:
             found.append("strategies is empty; name at least one, as in {'fsdp': Fsdp(8)}")
         if not self.targets:
@@ -85,6 +95,7 @@ class Experiment:
             "model": _plain(self.model),
             "batch": _plain(self.batch),
             "optimizer": _plain(self.optimizer),
+            "data": _plain(self.data),
             "strategies": {name: str(as_strategy(it)) for name, it in self.strategies.items()},
             "targets": list(self.targets),
             "chips": _plain(self.chips),

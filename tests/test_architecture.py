@@ -12,7 +12,8 @@ REPO = pathlib.Path(__file__).parents[1]
 ROOT = REPO / "spmdlab"
 ORDER = (
     "errors lookup units axes hardware hlo cost timeline pipeline strategies models data workload "
-    "config targets mesh train compile report row pool dump verify lab testing"
+    "training config targets mesh train compile report row pool dump verify run audit tune lab "
+    "testing"
 ).split()
 
 # These never import jax, not even inside a function.
@@ -32,7 +33,7 @@ LAZY_JAX_FILES = {"verify/supervise.py"}
 JAX_AT_TOP = {"strategies": {"resolve.py", "plan.py"}}
 
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
-LIBRARIES_WITH_JAX = {"flax", "jax", "jaxlib", "optax", "orbax"}
+LIBRARIES_WITH_JAX = {"flax", "grain", "jax", "jaxlib", "optax", "orbax"}
 
 
 def imports(nodes: Iterator[ast.AST], path: pathlib.Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 
 from spmdlab.config import Experiment, load_experiment
+from spmdlab.data.config import DataConfig
 from spmdlab.errors import ConfigError
 from spmdlab.models.config import DecoderConfig
 from spmdlab.strategies import Data, Fsdp, Tensor
@@ -52,6 +53,19 @@ def test_a_sound_experiment_has_no_problems():
         pytest.param({"seed": -1}, "seed must be a whole number from 0", id="negative-seed"),
         pytest.param({"seed": 2**32}, r"from 0 to 2\*\*32 - 1, got 4294967296", id="large-seed"),
         pytest.param({"seed": True}, "seed must be int", id="bool-for-a-number"),
+        pytest.param({"data": DataConfig(source="")}, "data.source is empty", id="no-source"),
+        pytest.param({"data": DataConfig(seed=-1)}, "data.seed must be", id="data-seed"),
+        pytest.param(
+            {"data": DataConfig(test_percent=-1)}, "data.test_percent must", id="negative-percent"
+        ),
+        pytest.param(
+            {"data": DataConfig(valid_percent=50, test_percent=50)},
+            r"leave something to train on, got 50 \+ 50",
+            id="nothing-to-train-on",
+        ),
+        pytest.param(
+            {"data": DataConfig(near_duplicate=0)}, "data.near_duplicate must", id="similarity"
+        ),
         pytest.param(
             {"batch": BatchConfig(global_batch="8", seq_len=16)},
             "batch.global_batch must be int",
@@ -63,6 +77,11 @@ def test_refuses_in_one_line(changes, message):
     with pytest.raises(ConfigError, match=message) as raised:
         tiny(**changes).check()
     assert "\n" not in str(raised.value)
+
+
+def test_the_data_s_seed_is_the_experiment_s_unless_it_has_its_own():
+    assert tiny(seed=7).data_seed == 7
+    assert tiny(seed=7, data=DataConfig(seed=0)).data_seed == 0
 
 
 def test_all_problems_are_told_at_once():

@@ -59,6 +59,7 @@ DRIVER = """
         found = failed_row(strategy=strategy, target=target, error="", error_type="")
         said = f"seq={experiment.batch.seq_len} mlp={experiment.model.mlp} "
         said += f"batch={experiment.batch.global_batch}/{experiment.batch.per_device_batch} "
+        said += f"data={experiment.data.source},{experiment.data_seed} "
         said += f"chips={experiment.chips}"
         step_s = {"ideal": 1.0, "replay": 2.0, "no_overlap": 3.0}
         return found | {"status": "ok", "error": None, "evidence": said, "step_s": step_s}
@@ -220,12 +221,13 @@ def test_overrides_reach_the_rows(folder):
         "--config.model.mlp=plain",
         "--config.batch.global_batch=none",
         "--config.batch.per_device_batch=0.5",
+        "--config.data.source=x.npy",
+        "--config.data.seed=3",
         "--config.chips={'v5e':{'hbm_bytes':1e9}}",
     )
     assert done.returncode == 0, done.stderr
-    assert "seq=64 mlp=plain batch=None/0.5 chips={'v5e': {'hbm_bytes': 1000000000.0}}" in (
-        done.stdout
-    )
+    said = "seq=64 mlp=plain batch=None/0.5 data=x.npy,3 chips={'v5e': {'hbm_bytes': 1000000000.0}}"
+    assert said in done.stdout
 
 
 def test_a_table_on_stdout_progress_on_stderr_files_in_out(folder):
