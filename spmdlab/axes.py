@@ -20,6 +20,8 @@ ACTIVATION_AXES = {
     "act_batch": "sequences",
     "act_len": "tokens of a sequence, inside attention and feed-forward",
     "act_res_len": "tokens of a sequence in the residual stream between blocks",
+    "act_height": "rows of an image",
+    "act_width": "columns of an image",
     "act_embed": "model width",
     "act_heads": "query heads",
     "act_kv_heads": "key and value heads",
@@ -41,6 +43,7 @@ MESH_AXES = {
     "fsdp": "data parallel, weights split and gathered on use",
     "expert": "experts on different devices",
     "context": "a sequence's tokens split through attention",
+    "spatial": "an image's rows split",
     "tensor": "a layer's width split, activations exchanged",
 }
 """Every axis of ours, outermost first: what talks least goes over the slowest links."""
@@ -49,7 +52,7 @@ MESH_AXES = {
 def mesh_order(axis: str) -> tuple[int, str]:
     """Sorts mesh axes, outermost first.
 
-    An axis of a user's own goes inside ``context`` and outside ``tensor``; several of them
+    An axis of a user's own goes inside ``spatial`` and outside ``tensor``; several of them
     go by name, so that the order never depends on how a strategy was written.
 
     >>> sorted(["tensor", "ring", "data", "alpha"], key=mesh_order)

@@ -21,10 +21,14 @@ class RmsNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x_BTD: jax.Array, layout: Layout) -> jax.Array:
-        """Returns the normed ``x_BTD`` in its dtype; computes in float32 or wider."""
+        """Returns the normed ``x_BTD`` in its dtype; computes in float32 or wider.
+
+        Any dims may stand before D.
+        """
         wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
         x = x_BTD.astype(wide)
         mean_BT1 = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
         scale_D = layout.weight(self, "scale", str(wide))
-        y_BTD = x * jax.lax.rsqrt(mean_BT1 + self.eps) * scale_D[None, None]
+        scale = scale_D.reshape((1,) * (x.ndim - 1) + scale_D.shape)
+        y_BTD = x * jax.lax.rsqrt(mean_BT1 + self.eps) * scale
         return y_BTD.astype(x_BTD.dtype)

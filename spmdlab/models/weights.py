@@ -154,7 +154,7 @@ class Layout:
         value = param[...]
         # A scan over layers takes the first dim away from the array, not from its names.
         at_rest = tuple(param.logical_axes)[-value.ndim :]
-        in_use = tuple(AXIS_IN_USE[axis] for axis in at_rest)
+        in_use = tuple(AXIS_IN_USE[axis] if axis else None for axis in at_rest)
         gradient = self.constrain_gradient or self.constrain
         with jax.named_scope(name):
             cast = _relayout(value.astype(dtype), self.constrain, at_rest, gradient, at_rest)
@@ -211,7 +211,7 @@ _relayout.defvjp(_relayout_fwd, _relayout_bwd)
 
 
 def matrix(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan_in: int, dtype: str
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, *, fan_in: int, dtype: str
 ) -> nnx.Param:
     """Returns a parameter drawn evenly from a range round 0, with variance ``1 / fan_in``.
 

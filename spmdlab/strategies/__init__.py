@@ -15,6 +15,7 @@ from spmdlab.strategies.product import (
     Strategy as Strategy,
     as_strategy as as_strategy,
 )
+from spmdlab.strategies.spatial import Spatial as Spatial
 from spmdlab.strategies.tensor import Tensor as Tensor
 from spmdlab.strategies.text import (
     PARALLELISMS as PARALLELISMS,

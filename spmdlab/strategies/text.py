@@ -13,6 +13,7 @@ from spmdlab.strategies.expert import Expert
 from spmdlab.strategies.fsdp import Fsdp
 from spmdlab.strategies.pipeline import Pipeline
 from spmdlab.strategies.product import Strategy, option_value
+from spmdlab.strategies.spatial import Spatial
 from spmdlab.strategies.tensor import Tensor
 
 
@@ -32,6 +33,7 @@ PARALLELISMS: dict[str, Words] = {
     "fsdp": Words(make=Fsdp, options={"zero": int}),
     "expert": Words(make=Expert),
     "context": Words(make=Context, options={"method": str, "order": str}),
+    "spatial": Words(make=Spatial),
     "tensor": Words(make=Tensor, options={"sequence": str, "kv": str}),
 }
 """Mesh axis -> the parallelism that owns it.  A new one of ours adds a line here."""
