@@ -24,7 +24,7 @@ from spmdlab.models.config import DecoderConfig, MoeConfig
 from spmdlab.models.weights import GATHERED, Axes, Layout, matrix
 
 GROUPS: Axes = ("act_batch", "act_len", None)
-"""B, N and S outside the experts.  Where a strategy splits the sequence it splits N: whole groups."""
+"""B, N, S outside the experts.  Where a strategy splits the sequence it splits N, whole groups."""
 
 TOKENS: Axes = ("act_batch", None, "act_len")
 """The same where tokens do not compete, and a group is a whole sequence."""
