@@ -10,9 +10,10 @@ tries many more, and others in every run.
 
 import math
 import re
+from typing import Any
 
 import jax
-from hypothesis import HealthCheck, event, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, event, given, settings, strategies as st
 
 from spmdlab.axes import LOGICAL_AXES
 from spmdlab.compile import jitted_step, lay_out
@@ -25,11 +26,14 @@ from spmdlab.train.state import abstract_batch, abstract_state
 from spmdlab.verify.run import verify_strategy
 from spmdlab.workload import BatchConfig, Workload
 
-SLOW = list(HealthCheck)
-"""Each example traces or compiles a step: slow by nature, and large."""
-
 LONG = settings.get_current_profile_name() == "long"
-EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 30, "run": 8}
+EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 20, "run": 8}
+COMMON = {
+    "deadline": None,
+    # Each example traces or compiles a step: slow by nature, and too slow to be made smaller.
+    "suppress_health_check": list(HealthCheck),
+    "phases": (Phase.explicit, Phase.reuse, Phase.generate),
+}
 
 MESHES = [(2,), (4,), (2, 2), (6,), (2, 3), (3, 2), (8,), (2, 4), (4, 2), (2, 2, 2)]
 PIPELINES = [
@@ -157,8 +161,12 @@ def check_refusal(error: Exception, names: set[str]) -> None:
 DIMS = {*LOGICAL_AXES, *LARGEST, "sequences", "layers", "group_size", "context"}
 
 
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
 @given(st.data())
-@settings(max_examples=EXAMPLES["traced"], deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=EXAMPLES["traced"], **COMMON)
 def test_a_product_is_laid_out_or_refused_by_the_name_of_a_dim(data):
     """Up to two sizes are left to chance; nothing is compiled."""
     text = data.draw(products())
@@ -176,11 +184,11 @@ def test_a_product_is_laid_out_or_refused_by_the_name_of_a_dim(data):
         check_refusal(error, DIMS)
         return event("refused")
     event("laid out")
-    assert new_state == state
+    assert shapes(new_state) == shapes(state)
 
 
 @given(st.data())
-@settings(max_examples=EXAMPLES["run"], deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=EXAMPLES["run"], **COMMON)
 def test_a_product_whose_sizes_divide_computes_what_one_device_does(data):
     """One step: the loss, each gradient and the update, within the derived tolerance."""
     text = data.draw(products())
