@@ -32,7 +32,7 @@ def test_parts_in_a_row_are_the_decoder(embeddings):
     x = parts.embed(config, params, tokens, layout)
     for layers in (slice(0, 1), slice(1, 3)):
         some = jax.tree.map(lambda param, layers=layers: param[layers], params["layers"])
-        x = parts.run_layers(config, some, x, keys[layers], "none", layout)
+        x, _ = parts.run_layers(config, some, x, keys[layers], "none", layout)
     head = {name: params[name] for name in parts.head_names(config)}
     expected = apply(config, params, tokens, dropout_key=key)
     np.testing.assert_allclose(parts.logits(config, head, x, layout), expected, rtol=1e-5)
