@@ -18,6 +18,7 @@ from spmdlab.hardware.topology import parse_topology
 from spmdlab.models.config import DecoderConfig
 from spmdlab.strategies.base import Parallelism
 from spmdlab.strategies.product import Strategy, as_strategy
+from spmdlab.training import TrainingConfig
 from spmdlab.workload import BatchConfig, OptimizerConfig, Workload
 
 LOCAL = "local"
@@ -43,6 +44,9 @@ class Experiment:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     """How gradients become updates."""
 
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    """How long `train` runs, and how often it evaluates, logs and saves."""
+
     chips: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Chip -> field of `spmdlab.hardware.chips.Chip` -> the value to use instead of ours."""
 
@@ -54,7 +58,7 @@ class Experiment:
         if found := _mistyped(self, ""):
             return found
         workload = Workload(model=self.model, batch=self.batch, optimizer=self.optimizer)
-        found = workload.problems()
+        found = workload.problems() + self.training.problems()
         if not self.strategies:
             found.append("strategies is empty; name at least one, as in {'fsdp': Fsdp(8)}")
         if not self.targets:
@@ -85,6 +89,7 @@ class Experiment:
             "model": _plain(self.model),
             "batch": _plain(self.batch),
             "optimizer": _plain(self.optimizer),
+            "training": _plain(self.training),
             "strategies": {name: str(as_strategy(it)) for name, it in self.strategies.items()},
             "targets": list(self.targets),
             "chips": _plain(self.chips),
