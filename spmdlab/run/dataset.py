@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,10 @@ class Lineage:
     inputs: tuple[str, ...]
     output: str
     counts: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record in the types JSON has."""
+        return dataclasses.asdict(self) | {"inputs": list(self.inputs)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +84,15 @@ class LoadedBatch:
     """Of the rows asked for, in their order."""
 
 
-def open_dataset(config: None, *, seq_len: int, split: Split, seed: int) -> Dataset:
+def open_dataset(
+    config: None, *, seq_len: int, split: Split, vocab_size: int | None = None
+) -> Dataset:
     """Returns one split.
 
     Raises:
         ConfigError: It is shorter than one sequence.
     """
-    del config, seed
+    del config, vocab_size
     dataset = Dataset(split=split, seq_len=seq_len)
     if dataset.num_examples < 1:
         most = len(tokens(split)) - 1

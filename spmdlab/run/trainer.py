@@ -110,8 +110,13 @@ class _Bench:
         self.train_data, self.valid_data = (self._open(split) for split in ("train", "valid"))
 
     def _open(self, split: Any) -> Dataset:
-        seq_len, seed = self.experiment.batch.seq_len, self.experiment.seed
-        return open_dataset(None, seq_len=seq_len, split=split, seed=seed)
+        seq_len, vocab_size = self.workload.batch.seq_len, self.workload.model.vocab_size
+        return open_dataset(None, seq_len=seq_len, split=split, vocab_size=vocab_size)
+
+    @property
+    def data_seed(self) -> int:
+        """Of the order of the examples."""
+        return self.experiment.seed
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -175,7 +180,7 @@ class _Bench:
             self.valid_data,
             num_batches=self.experiment.training.evaluate_batches,
             global_batch=self.global_batch,
-            seed=self.experiment.seed,
+            seed=self.data_seed,
             held=self.held,
             shardings=self.shardings,
         )
@@ -186,7 +191,7 @@ class _Bench:
         loaded = loader(
             self.train_data,
             global_batch=self.global_batch,
-            seed=self.experiment.seed,
+            seed=self.data_seed,
             first_step=first_step,
             rows=self.held,
         )
@@ -281,7 +286,7 @@ class _Session:
 
     def _lineage(self) -> list[dict[str, Any]]:
         datasets = (self._bench.train_data, self._bench.valid_data)
-        records = [dataclasses.asdict(record) for data in datasets for record in data.lineage]
+        records = [record.to_json() for data in datasets for record in data.lineage]
         # What the splits have in common stands in both.
         return [each for n, each in enumerate(records) if each not in records[:n]]
 
