@@ -1,11 +1,13 @@
 """`launch.train` in real processes, whose worker trains nothing: signals, deaths, exit codes."""
 
+import contextlib
 import pathlib
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -80,16 +82,21 @@ def folder(tmp_path):
     return tmp_path
 
 
-def start(folder, *flags) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def start(folder, *flags) -> Iterator[subprocess.Popen[str]]:
     train = [sys.executable, "-P", f"{folder}/driver.py", f"{REPO}/launch/train.py"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", HEED_SIGNALS, *train, f"--config={folder}/config.py", *flags],
         cwd=REPO,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{folder}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def run(folder, *flags) -> tuple[int, str, str]:
