@@ -44,11 +44,11 @@ class Experiment:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     """How gradients become updates."""
 
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    """How long `train` runs, and how often it evaluates, logs and saves."""
-
     chips: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Chip -> field of `spmdlab.hardware.chips.Chip` -> the value to use instead of ours."""
+
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    """How long `train` runs, and how often it evaluates, logs and saves."""
 
     seed: int = 0
     """Of the initial values, dropout and the order of the batches."""
@@ -58,7 +58,7 @@ class Experiment:
         if found := _mistyped(self, ""):
             return found
         workload = Workload(model=self.model, batch=self.batch, optimizer=self.optimizer)
-        found = workload.problems() + self.training.problems()
+        found = workload.problems()
         if not self.strategies:
             found.append("strategies is empty; name at least one, as in {'fsdp': Fsdp(8)}")
         if not self.targets:
@@ -70,6 +70,7 @@ class Experiment:
                 found += _complaints("", parse_topology, target)
         for name, overrides in self.chips.items():
             found += _complaints("", chip, name, overrides)
+        found += self.training.problems()
         if not 0 <= self.seed < 2**32:
             found.append(f"seed must be a whole number from 0 to 2**32 - 1, got {self.seed}")
         return found
@@ -89,10 +90,10 @@ class Experiment:
             "model": _plain(self.model),
             "batch": _plain(self.batch),
             "optimizer": _plain(self.optimizer),
-            "training": _plain(self.training),
             "strategies": {name: str(as_strategy(it)) for name, it in self.strategies.items()},
             "targets": list(self.targets),
             "chips": _plain(self.chips),
+            "training": _plain(self.training),
             "seed": self.seed,
         }
 
