@@ -9,6 +9,9 @@ Needs no accelerator: ``cpu:8`` is emulated, ``v5e:2x4`` is compiled ahead of ti
 Expected: two rows per strategy.  Data parallelism moves each gradient once; FSDP moves each
 weight twice and its gradient once, and keeps an eighth of the state; tensor parallelism moves
 activations, four times a layer, which costs most at this size.
+
+Expected of ``:train``, a smaller model on the sources of Python's standard library as bytes: a loss
+on the valid split below 1.6 nats per byte after 300 steps, in under five minutes on two cores.
 """
 
 from spmdlab.config import Experiment

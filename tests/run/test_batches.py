@@ -1,3 +1,5 @@
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -74,7 +76,7 @@ class Few:
     """Eleven examples; weights and tokens say which."""
 
     num_examples = 11
-    lineage = ()
+    lineage = (types.SimpleNamespace(output="few"),)
 
     def example(self, index):
         return {"tokens": np.full(T, index, np.int32), "weights": np.ones(T, np.float32)}
