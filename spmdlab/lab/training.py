@@ -10,7 +10,6 @@ from spmdlab.errors import RunError
 from spmdlab.lab import workers
 from spmdlab.lab.explanation import as_exception
 from spmdlab.lab.selection import select
-from spmdlab.lab.workers import setup
 from spmdlab.report import training as report
 
 
@@ -55,10 +54,11 @@ def train(
         args=(experiment, name, target, os.fspath(out)),
         kwargs={"resume": resume},
     )
+    setup = pool.Call(function=workers.PREPARE_TO_TRAIN, args=(experiment.targets,))
     with contextlib.ExitStack() as stack:
         if watcher is None:
             watcher = stack.enter_context(report.on_stderr(experiment.training.steps))
-        ended = pool.run_one(call, doing="training", setup=setup(experiment), told=watcher)
+        ended = pool.run_one(call, doing="training", setup=setup, told=watcher)
     outcome = ended.outcome
     if isinstance(outcome, pool.Done):
         result = outcome.value

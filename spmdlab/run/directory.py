@@ -87,7 +87,13 @@ def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
             inner = f"{path}.{name}" if path else name
             yield from _differences(before.get(name), now.get(name), inner)
     elif before != now:
-        yield f"{path} was {json.dumps(before)} and is {json.dumps(now)}"
+        yield f"{path} was {_short(before)} and is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    """Hashes need not be read to their end."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:13]}..."
 
 
 @contextlib.contextmanager

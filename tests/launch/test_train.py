@@ -62,7 +62,7 @@ DRIVER = """
                 "last_checkpoint": "checkpoints/2"}
 
     if __name__ == "__main__":
-        workers.TRAIN, workers.PREPARE = "driver:train", "driver:prepare"
+        workers.TRAIN, workers.PREPARE_TO_TRAIN = "driver:train", "driver:prepare"
         sys.argv = sys.argv[1:]
         runpy.run_path(sys.argv[0], run_name="__main__")
 """
