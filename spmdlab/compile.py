@@ -118,13 +118,9 @@ def compile_step(
     start = time.monotonic()
     layout = lay_out(workload, strategy, target)
     step = jitted_step(workload, strategy, layout, seed)
-    state = _placed(abstract_state(workload), layout)
-    batch = _placed(abstract_batch(workload, strategy.num_devices), layout, "batch")
-    lowered = step.lower(state, batch)
-    try:
-        compiled = lowered.compile(compiler_options=dict(strategy.compiler_options) or None)
-    except jax.errors.JaxRuntimeError as error:
-        raise _refusal(error) from error
+    state = placed(abstract_state(workload), layout)
+    batch = placed(abstract_batch(workload, strategy.num_devices), layout, "batch")
+    compiled = compile_lowered(step.lower(state, batch), strategy)
     compile_s = time.monotonic() - start
     sizes = layout.plan.local_bytes
     return CompiledStep(
@@ -141,7 +137,20 @@ def compile_step(
     )
 
 
-def _placed(tree: Any, layout: Layout, prefix: str = "") -> Any:
+def compile_lowered(lowered: Any, strategy: Strategy) -> Any:
+    """Returns the executable, compiled with the strategy's options.
+
+    Raises:
+        DoesNotFit, CompileError, ConfigError: As `compile_step`.
+    """
+    try:
+        return lowered.compile(compiler_options=dict(strategy.compiler_options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        raise _refusal(error) from error
+
+
+def placed(tree: Any, layout: Layout, prefix: str = "") -> Any:
+    """Returns a tree of `jax.ShapeDtypeStruct`s with their shardings; see `Layout.shardings`."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,

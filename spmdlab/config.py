@@ -19,6 +19,7 @@ from spmdlab.hardware.topology import parse_topology
 from spmdlab.models.config import DecoderConfig
 from spmdlab.strategies.base import Parallelism
 from spmdlab.strategies.product import Strategy, as_strategy
+from spmdlab.training import TrainingConfig
 from spmdlab.workload import BatchConfig, OptimizerConfig, Workload
 
 LOCAL = "local"
@@ -50,6 +51,9 @@ class Experiment:
     chips: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Chip -> field of `spmdlab.hardware.chips.Chip` -> the value to use instead of ours."""
 
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    """How long `train` runs, and how often it evaluates, logs and saves."""
+
     seed: int = 0
     """Of the initial values, dropout and the order of the batches."""
 
@@ -76,6 +80,7 @@ class Experiment:
                 found += _complaints("", parse_topology, target)
         for name, overrides in self.chips.items():
             found += _complaints("", chip, name, overrides)
+        found += self.training.problems()
         if not 0 <= self.seed < 2**32:
             found.append(f"seed must be a whole number from 0 to 2**32 - 1, got {self.seed}")
         return found
@@ -99,6 +104,7 @@ class Experiment:
             "strategies": {name: str(as_strategy(it)) for name, it in self.strategies.items()},
             "targets": list(self.targets),
             "chips": _plain(self.chips),
+            "training": _plain(self.training),
             "seed": self.seed,
         }
 

@@ -17,6 +17,10 @@ class TargetError(SpmdlabError, ValueError):
     """A target does not exist, or its devices cannot be had in this process."""
 
 
+class RunError(SpmdlabError, RuntimeError):
+    """A training run ended before it was done, for no fault of its configuration."""
+
+
 class HloError(SpmdlabError, ValueError):
     """HLO text has a form the parser does not know."""
 

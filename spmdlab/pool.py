@@ -78,6 +78,87 @@ class Failed:
     """The traceback of an unexpected exception, or the last lines of the worker's log."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What a job says of itself while it runs."""
+
+    value: Any
+
+
+_caller: "list[connection.Connection]" = []
+"""In a worker, the way to its caller."""
+
+
+def tell(value: Any) -> None:
+    """Says something to the caller of `run_one` while a job runs; nobody else listens."""
+    for pipe in _caller:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send_bytes(cloudpickle.dumps(Told(value=value)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How the one job of `run_one` ended."""
+
+    outcome: Done | Failed
+
+    signal: int | None
+    """The signal that this process was sent meanwhile, and passed on."""
+
+
+def run_one(
+    call: Call,
+    *,
+    doing: str,
+    setup: Call | None = None,
+    told: Callable[[Any], None] = lambda value: None,
+) -> Ended:
+    """Returns how a long job ended that may be asked to end early.
+
+    A signal that would end this process is passed on to the worker as SIGTERM, and what the job
+    then does is waited for; a second one ends both at once.
+
+    Args:
+        call: What to do.
+        doing: What the process is called should it die: "training".
+        setup: Called before.
+        told: Is given what the job says by `tell`.
+    """
+    with tempfile.TemporaryDirectory(prefix="spmdlab-") as logs:
+        worker = _Worker(pathlib.Path(logs), setup, doing)
+        with _passing_on(worker) as numbers:
+            try:
+                worker.take(collections.deque([(0, call)]), lambda index: None)
+                while isinstance(outcome := worker.outcome(), Told):
+                    told(outcome.value)
+            finally:
+                worker.kill()
+        return Ended(outcome=outcome, signal=next(iter(numbers), None))
+
+
+@contextlib.contextmanager
+def _passing_on(worker: "_Worker") -> Iterator[list[int]]:
+    """Gives a worker the signals of this process, if this is the thread that may."""
+    numbers: list[int] = []
+    before: dict[int, Any] = {}
+
+    def pass_on(number: int, frame: Any) -> None:
+        numbers.append(number)
+        if len(numbers) > 1:
+            sys.exit(128 + number)
+        worker.ask_to_end()
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, pass_on)
+    try:
+        yield numbers
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run(
     calls: Sequence[Call],
     *,
@@ -110,6 +191,8 @@ def run(
                 for worker in [busy[pipe] for pipe in ready] or _oldest(busy.values()):
                     index = worker.index
                     outcome = worker.outcome() if ready else worker.give_up()
+                    if isinstance(outcome, Told):
+                        continue
                     yield index, outcome
                     if worker.dead:
                         workers.remove(worker)
@@ -130,7 +213,8 @@ def _oldest(workers: "Iterable[_Worker]") -> "list[_Worker]":
 class _Worker:
     """The caller's end of one process."""
 
-    def __init__(self, logs: pathlib.Path, setup: Call | None) -> None:
+    def __init__(self, logs: pathlib.Path, setup: Call | None, doing: str = "compiling") -> None:
+        self._doing = doing
         self.index: int | None = None
         self.dead = False
         self.began_s = 0.0
@@ -165,8 +249,8 @@ class _Worker:
         started(self.index)
         self._send(call)
 
-    def outcome(self) -> Done | Failed:
-        """Returns what came of the call in hand; marks the worker dead if it is."""
+    def outcome(self) -> "Done | Failed | Told":
+        """Returns what came of the call in hand, or what it says before; marks the dead."""
         try:
             outcome = self.pipe.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -185,6 +269,10 @@ class _Worker:
         return Failed(
             error_type="TimedOut", message=message, expected=False, log_tail=self._log_tail()
         )
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM, which a job may heed as it likes."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """Ends the process; it has nothing to save."""
@@ -214,7 +302,7 @@ class _Worker:
         said = _telling_line(tail)
         return Failed(
             error_type="WorkerDied",
-            message=f"the compiling process {how}" + (f"; it said: {said}" if said else ""),
+            message=f"the {self._doing} process {how}" + (f"; it said: {said}" if said else ""),
             expected=False,
             log_tail=tail,
         )
@@ -247,6 +335,7 @@ def _search_path() -> list[str]:
 def _serve(pipe: connection.Connection) -> None:
     """The worker: does what it is sent until the caller is gone."""
     setup = pickle.loads(pipe.recv_bytes())
+    _caller.append(pipe)
     while True:
         try:
             message = pipe.recv_bytes()

@@ -18,13 +18,14 @@ ORDER = (
 
 # These never import jax, not even inside a function.
 NO_JAX = set(
-    "errors lookup units axes hardware hlo cost timeline pipeline config report pool dump "
-    "lab".split()
+    "errors lookup units axes hardware hlo cost timeline pipeline training config report pool "
+    "dump lab".split()
 )
 # So do these modules of packages that elsewhere may.
 NO_JAX_FILES = {
     "models/config.py",
     *(f"verify/{name}.py" for name in "compare diagnose hang patterns tolerance".split()),
+    *(f"run/{name}.py" for name in "directory guard manifest metrics stop".split()),
 }
 # These may use jax inside functions, but importing them must not bring it in.
 LAZY_JAX = {"workload", "targets", "data"}

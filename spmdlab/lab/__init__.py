@@ -7,6 +7,7 @@ returns the plain data that its JSON file holds.  With ``out`` it also writes th
 from spmdlab.lab.comparison import compare
 from spmdlab.lab.explanation import analyze, explain
 from spmdlab.lab.selection import select
+from spmdlab.lab.training import train
 from spmdlab.lab.verification import verify
 
-__all__ = ["analyze", "compare", "explain", "select", "verify"]
+__all__ = ["analyze", "compare", "explain", "select", "train", "verify"]

@@ -64,7 +64,7 @@ def explain(
         [(_, outcome)] = pool.run([call], jobs=1, setup=setup(experiment))
         if isinstance(outcome, pool.Failed):
             watcher.finished(label, outcome.message, outcome="refused")
-            raise _as_exception(outcome, label)
+            raise as_exception(outcome, label)
         row = outcome.value
         watcher.finished(label, note(row), outcome="done")
     if out is not None:
@@ -109,7 +109,8 @@ def analyze(
     return ledger
 
 
-def _as_exception(failed: pool.Failed, label: str) -> Exception:
+def as_exception(failed: pool.Failed, label: str) -> Exception:
+    """Returns what to raise for a job that failed in another process."""
     if failed.expected:
         kind = getattr(errors, failed.error_type, SpmdlabError)
         return kind(f"{label}: {failed.message}")

@@ -10,6 +10,8 @@ from spmdlab.config import Experiment
 
 COMPILE_ROW = "spmdlab.row:compile_row"
 ANALYZE_HLO = "spmdlab.row:analyze_hlo"
+TRAIN = "spmdlab.run.trainer:train"
+PREPARE_TO_TRAIN = "spmdlab.run.processes:prepare"
 PREPARE = "spmdlab.targets:prepare_environment"
 
 MOST_JOBS = 4

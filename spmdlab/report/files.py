@@ -27,6 +27,11 @@ def json_text(value: Any) -> str:
     return json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def json_line(value: Any) -> str:
+    """Returns JSON in one line, for a file of such lines; see `json_text`."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

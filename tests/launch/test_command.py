@@ -322,7 +322,7 @@ def test_verify_refuses_in_one_line(folder, flags, words):
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("script", ["compare", "explain", "analyze", "verify"])
+@pytest.mark.parametrize("script", ["compare", "explain", "analyze", "verify", "train"])
 def test_help_says_what_it_does_and_lists_the_flags(script):
     done = run(f"launch/{script}.py", "--help")
     assert done.returncode == 0

@@ -1,0 +1,1 @@
+"""Training runs: the loop, its checkpoints, and the directory that is evidence of both."""
