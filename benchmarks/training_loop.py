@@ -29,9 +29,11 @@ def main() -> None:
     import jax
 
     from spmdlab.compile import compile_lowered, jitted_step, lay_out, placed
+    from spmdlab.data.config import DataConfig
+    from spmdlab.data.dataset import open_dataset
+    from spmdlab.data.loader import loader
     from spmdlab.models.config import DecoderConfig
     from spmdlab.run.batches import Ahead, placed_batches, rows_held
-    from spmdlab.run.dataset import loader, open_dataset
     from spmdlab.run.loop import Loop, Rate, Standing
     from spmdlab.run.metrics import Recorder
     from spmdlab.run.stop import StopSignals
@@ -54,7 +56,7 @@ def main() -> None:
     step = compile_lowered(lowered, strategy)
     shardings = layout.shardings(batch, "batch")
     held = rows_held(shardings, (16, 64))
-    dataset = open_dataset(None, seq_len=64, split="train")
+    dataset = open_dataset(DataConfig(), seq_len=64, split="train")
     config = TrainingConfig(
         steps=STEPS, log_every=LOG_EVERY, evaluate_every=STEPS, checkpoint_every=STEPS
     )

@@ -9,9 +9,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from spmdlab.compile import Layout
+from spmdlab.data.dataset import Dataset
+from spmdlab.data.loader import loader
 from spmdlab.mesh import MeshShards, constrainer
 from spmdlab.run.batches import PlacedBatch, Shardings, place
-from spmdlab.run.dataset import Dataset, loader
 from spmdlab.strategies.product import Strategy
 from spmdlab.train.step import loss_and_grads
 from spmdlab.workload import Workload

@@ -15,13 +15,14 @@ import jax
 from spmdlab import __version__, pool
 from spmdlab.compile import Layout, compile_lowered, jitted_step, lay_out, placed
 from spmdlab.config import Experiment
+from spmdlab.data.dataset import Dataset, open_dataset
+from spmdlab.data.loader import loader
 from spmdlab.errors import TargetError
 from spmdlab.lookup import pick
 from spmdlab.report import files
 from spmdlab.run import directory, manifest, processes
 from spmdlab.run.batches import Ahead, PlacedBatch, placed_batches, rows_held
 from spmdlab.run.checkpoint import Checkpoints
-from spmdlab.run.dataset import Dataset, loader, open_dataset
 from spmdlab.run.evaluation import evaluation_batches, jitted_evaluation, valid_loss
 from spmdlab.run.loop import Diverged, Loop, Rate, Standing, Status
 from spmdlab.run.metrics import Recorder, Tell
@@ -111,12 +112,14 @@ class _Bench:
 
     def _open(self, split: Any) -> Dataset:
         seq_len, vocab_size = self.workload.batch.seq_len, self.workload.model.vocab_size
-        return open_dataset(None, seq_len=seq_len, split=split, vocab_size=vocab_size)
+        return open_dataset(
+            self.experiment.data, seq_len=seq_len, split=split, vocab_size=vocab_size
+        )
 
     @property
     def data_seed(self) -> int:
         """Of the order of the examples."""
-        return self.experiment.seed
+        return self.experiment.data_seed
 
     @property
     def fixed(self) -> dict[str, Any]:

@@ -11,9 +11,11 @@ import textwrap
 import numpy as np
 import pytest
 
+from spmdlab.data.config import DataConfig
+from spmdlab.data.dataset import open_dataset
+from spmdlab.data.loader import loader
 from spmdlab.errors import ConfigError, TargetError
 from spmdlab.run import trainer
-from spmdlab.run.dataset import loader, open_dataset
 from spmdlab.run.trainer import train
 from spmdlab.verify.tolerance import num_roundings, tolerance
 from spmdlab.workload import Workload
@@ -83,7 +85,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_is_not(copied, whole)
 def test_the_order_names_every_position_once(whole):
     order = lines(whole / "order.jsonl")
     assert [line["step"] for line in order] == list(range(STEPS))
-    data = open_dataset(None, seq_len=16, split="train")
+    data = open_dataset(DataConfig(), seq_len=16, split="train")
     for line in order:  # Asked for one by one, as nobody who trains does.
         batch = next(loader(data, global_batch=8, seed=0, first_step=line["step"]))
         assert line["ids"] == batch.ids
