@@ -27,7 +27,7 @@ from spmdlab.verify.run import verify_strategy
 from spmdlab.workload import BatchConfig, Workload
 
 LONG = settings.get_current_profile_name() == "long"
-EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 20, "run": 8}
+EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 16, "run": 5}
 COMMON = {
     "deadline": None,
     # Each example traces or compiles a step: slow by nature, and too slow to be made smaller.
