@@ -12,7 +12,7 @@ def test_activations_and_weights_share_no_name():
 
 
 def test_mesh_order_is_that_of_the_table_however_the_axes_come():
-    expected = ["data", "stage", "fsdp", "expert", "context", "tensor"]
+    expected = ["data", "stage", "fsdp", "expert", "context", "spatial", "tensor"]
     assert list(MESH_AXES) == expected
     for axes in itertools.permutations(expected):
         assert sorted(axes, key=mesh_order) == expected

@@ -50,7 +50,7 @@ def test_a_users_own_parallelism_can_be_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no parallelism.  Known: data, stage, fsdp, expert, context, tensor"),
+        ("", "names no parallelism.  Known: data, stage, fsdp, expert, context, spatial, tensor"),
         ("remat=full", "names no parallelism"),
         ("fsdp", "'fsdp' is not of the form name=value"),
         ("fsdp=", "not of the form"),

@@ -105,8 +105,8 @@ def test_microbatches_balance_each_on_its_own():
 @pytest.mark.parametrize(
     ("strategy", "moe", "layers"),
     [
-        (Pipeline(2, "1f1b", microbatches=2) * Expert(2) * Data(2), "tight", 2),
-        (Pipeline(2, "circular", microbatches=2) * Fsdp(2) * Tensor(2), "dropless", 4),
+        (Pipeline(2, "1f1b", microbatches=4) * Expert(2) * Data(2), "tight", 2),
+        (Pipeline(2, "circular", microbatches=4) * Fsdp(2) * Tensor(2), "dropless", 4),
         (
             (Pipeline(2, "gpipe", microbatches=2) * Expert(2) * Fsdp(2)).with_options(accumulate=2),
             "tight",

@@ -27,7 +27,7 @@ from spmdlab.verify.run import verify_strategy
 from spmdlab.workload import BatchConfig, Workload
 
 LONG = settings.get_current_profile_name() == "long"
-EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 16, "run": 5}
+EXAMPLES = {"traced": 400, "run": 200} if LONG else {"traced": 16, "run": 3}
 COMMON = {
     "deadline": None,
     # Each example traces or compiles a step: slow by nature, and too slow to be made smaller.
@@ -50,7 +50,7 @@ OPTIONS = {
     "tensor": ["", " sequence=on", " kv=replicate", " sequence=on kv=replicate"],
 }
 LARGEST = {
-    "num_layers": 4,
+    "num_layers": 4 if LONG else 2,
     "embed_dim": 32,
     "num_heads": 4,
     "num_kv_heads": 4,
